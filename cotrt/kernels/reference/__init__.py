@@ -1,0 +1,1 @@
+"""Plain torch on any device: the definition of right for every backend."""
