@@ -20,6 +20,8 @@ Array = npt.NDArray[np.int64]
 # tokens, and row x token products.
 SLACK_TOKENS = 256
 SLACK_WORK = 4096
+# Gathered tokens of a tile of more than one group: more would leave the processor's caches.
+MAX_TOKENS = 8192
 # A tile that needs a mask of its own for each row is kept below this many mask elements.
 MAX_ROW_MASK = 1 << 20
 
@@ -166,7 +168,7 @@ class _Preparer:
             wide, long = max(width, m), max(length, n)
             sum_tokens, sum_work = real_tokens + n, real_work + m * n
             fits = (
-                count * long <= sum_tokens + sum_tokens // 4 + SLACK_TOKENS
+                count * long <= min(sum_tokens + sum_tokens // 4 + SLACK_TOKENS, MAX_TOKENS)
                 and count * wide * long <= sum_work + sum_work // 4 + SLACK_WORK
                 and not ((row_mask or has_mask) and count * wide * long > MAX_ROW_MASK)
             )
