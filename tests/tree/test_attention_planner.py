@@ -54,7 +54,7 @@ def small_trees(draw: st.DrawFn, multi_row: bool = False, max_edges: int = 9) ->
                     nodes.append(tree.node(node, draw(st.integers(1, 6))))
                     continue
                 least = 0 if tree.end(node) > 0 else 1
-                tokens = draw(st.integers(least, 12))
+                tokens = draw(st.one_of(st.just(least), st.integers(least, 12)))
                 rows = 1
                 if multi_row and tokens:
                     rows = draw(st.integers(1, tokens + (1 if tree.end(node) > 0 else 0)))
@@ -147,6 +147,14 @@ def test_advance_refuses_what_it_cannot_grow():
     assert plan.num_groups == 1  # nobody has a token of its own: one group, written directly
     assert (plan.row_partials == -1).all()
     assert planner.advance([]) is None
+
+
+def test_leaves_without_a_token_of_their_own_share_one_group_at_no_cost():
+    tree = level_tree([1, 3], [16, 0], block_size=8)
+    dear = PlanCosts(kv_bytes_per_token=1, partial_bytes_per_row=1000)
+    plan = AttentionPlanner(8, dear).plan(tree.leaves)
+    assert plan.num_groups == 1 and plan.group_rows.tolist() == [0, 1, 2]
+    check_plan(plan, tree.leaves, 8)
 
 
 def test_advance_asserts_that_a_new_block_was_given():
