@@ -1,0 +1,104 @@
+"""Who may import whom, read from the import statements: each row imports only from rows above."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Row by row from the top; the rooms of one row do not import each other except as ALSO says.
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("errors", "config", "params", "host_memory", "pool_size"),
+    ("plan",),
+    ("tree", "kernels", "models", "sampling"),
+    ("engine",),
+    ("llm", "branch", "handle", "chat", "outputs", "testing"),
+    ("search",),
+    ("viewer", "server", "client", "cli", "bench", "__main__"),
+)
+FREE_WITHIN_ROW = {0, 4, 6}
+ALSO = {("models", "kernels"), ("sampling", "kernels")}
+ONLY_IMPORTED_BY = {"tree": {"engine"}}
+NO_TORCH = {"errors", "params", "plan", "tree"}
+
+ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
+PACKAGE = Path(__file__).resolve().parent.parent / "cotrt"
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def _package(path: Path) -> list[str]:
+    return ["cotrt", *path.relative_to(PACKAGE).parts[:-1]]
+
+
+def _imports(source: str, package: list[str]) -> Iterator[tuple[int, str]]:
+    """Every imported module of a file with its line, those for type checkers included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            if module == "cotrt":
+                for alias in node.names:
+                    yield node.lineno, f"cotrt.{alias.name}"
+            else:
+                yield node.lineno, module
+
+
+def _imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    return _imports(path.read_text(encoding="utf-8"), _package(path))
+
+
+def _rooms_imported(path: Path) -> Iterator[tuple[int, str]]:
+    for line, module in _imports_of(path):
+        parts = module.split(".")
+        if parts[0] == "cotrt" and len(parts) > 1 and parts[1] != "__version__":
+            yield line, parts[1]
+
+
+def test_every_file_belongs_to_a_row() -> None:
+    assert {_room(path) for path in SOURCES} <= set(ROW_OF)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_upward(path: Path) -> None:
+    room = _room(path)
+    for line, other in _rooms_imported(path):
+        if other == room:
+            continue
+        where = f"{path.name}:{line}: {room} imports {other}"
+        assert other in ROW_OF, f"{where}, which is no room of the house"
+        above = ROW_OF[other] < ROW_OF[room]
+        beside = ROW_OF[other] == ROW_OF[room] and (
+            ROW_OF[room] in FREE_WITHIN_ROW or (room, other) in ALSO
+        )
+        assert above or beside, f"{where}, which is not above it"
+        assert room in ONLY_IMPORTED_BY.get(other, {room}), f"{where}, which is engine's alone"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if _room(path) in NO_TORCH],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_policy_and_plans_import_no_torch(path: Path) -> None:
+    for line, module in _imports_of(path):
+        assert module.split(".")[0] != "torch", f"{path.name}:{line} imports torch"
+
+
+def test_the_reader_of_imports_sees_every_form() -> None:
+    source = (
+        "import torch, os.path\n"
+        "from ..tree import kv_tree\n"
+        "from cotrt import plan\n"
+        "def f():\n    from . import driver\n"
+    )
+    found = [module for _, module in _imports(source, ["cotrt", "engine"])]
+    assert found == ["torch", "os.path", "cotrt.tree", "cotrt.plan", "cotrt.engine"]
