@@ -56,7 +56,7 @@ def plain_choice(forest: Forest) -> Choice:
 
 
 def choose_groups(forest: Forest, costs: PlanCosts) -> Choice:
-    """The choice of least cost; the plain one where sharing does not pay."""
+    """The choice of least cost; the plain one where that does not pay for there being a merge."""
     num_levels = len(forest.level_offsets) - 1
     plain = plain_choice(forest)
     if num_levels == 1:
