@@ -1,0 +1,229 @@
+"""One decoder for the Llama, Mistral, Qwen2 and Qwen3 families, differing by data only.
+
+The Decoder runs one `StepPlan`: ids in, K and V written by slot, attention over the tree, logits
+out. What depends on the plan is turned into tensors once a step; the layers only compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..plan import StepPlan
+from .config import ModelConfig
+from .rope import RotaryTable
+from .weights import WeightSource, tensor_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..kernels.dispatch import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The weights of one layer, merged as they are used; ``[out, in]`` each."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights of a decoder, in its dtype and on its device."""
+
+    embed: Tensor
+    layers: list[LayerWeights]
+    norm: Tensor
+    head: Tensor
+
+    @classmethod
+    def from_source(
+        cls,
+        source: WeightSource,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: str,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> DecoderWeights:
+        """Copy a checked source into merged weights, one tensor at a time.
+
+        Each mapped tensor is read into its place in the merged one, cast on the way; nothing is
+        held twice.
+
+        Args:
+            source: passed `check_tensors`.
+            config: of the same model.
+            dtype: of the weights.
+            device: where they live.
+            progress: called with (layers done, layers in all).
+        """
+        outer, layers = tensor_table(config)
+
+        def merged(specs: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
+            rows = sum(shape[0] for _, shape in specs)
+            out = torch.empty((rows, *specs[0][1][1:]), dtype=dtype, device=device)
+            start = 0
+            for name, shape in specs:
+                out[start : start + shape[0]].copy_(source.get(name))
+                start += shape[0]
+            return out
+
+        done: list[LayerWeights] = []
+        for layer in layers:
+
+            def take(*roles: str, layer: dict[str, object] = dict(layer)) -> Tensor | None:
+                specs = [layer.get(role) for role in roles]
+                if specs[0] is None:
+                    return None
+                return merged([(s.name, s.shape) for s in specs])  # type: ignore[union-attr]
+
+            def need(*roles: str, take: Callable[..., Tensor | None] = take) -> Tensor:
+                tensor = take(*roles)
+                assert tensor is not None, roles
+                return tensor
+
+            done.append(
+                LayerWeights(
+                    input_norm=need("input_norm"),
+                    qkv=need("q", "k", "v"),
+                    qkv_bias=take("q_bias", "k_bias", "v_bias"),
+                    q_norm=take("q_norm"),
+                    k_norm=take("k_norm"),
+                    o=need("o"),
+                    o_bias=take("o_bias"),
+                    post_norm=need("post_norm"),
+                    gate_up=need("gate", "up"),
+                    gate_up_bias=take("gate_bias", "up_bias"),
+                    down=need("down"),
+                    down_bias=take("down_bias"),
+                )
+            )
+            if progress is not None:
+                progress(len(done), len(layers))
+        embed, norm, *head = (merged([(spec.name, spec.shape)]) for spec in outer)
+        return cls(embed=embed, layers=done, norm=norm, head=head[0] if head else embed)
+
+
+class Decoder:
+    """A causal language model over a paged KV cache; implements the engine's ``StepModel``.
+
+    Attributes:
+        vocab_size: columns of the logits.
+        max_model_len: the longest sequence it is right for.
+        kv_bytes_per_token: over all layers.
+        backend_name: of the kernels it runs on.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        backend: Backend,
+        *,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.backend = backend
+        self.device = weights.embed.device
+        self.dtype = weights.embed.dtype
+        self.vocab_size = config.vocab_size
+        self.max_model_len = max_model_len or config.max_model_len
+        self.kv_bytes_per_token = 2 * config.num_layers * config.kv_size * self.dtype.itemsize
+        self.backend_name: str = backend.name
+        self._scale = config.head_dim**-0.5
+        self._rotary = RotaryTable(config.rope, str(self.device))
+        self.kv_caches: list[tuple[Tensor, Tensor]] = []
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        """Make the KV pool: ``num_blocks`` of ``block_size`` tokens, zeros touched as it fills."""
+        config = self.config
+        self.kv_caches = []  # the old pool goes before the new one comes
+        self.kv_caches = self.backend.new_kv_cache(
+            config.num_layers,
+            num_blocks,
+            block_size,
+            config.num_kv_heads,
+            config.head_dim,
+            self.dtype,
+            self.device,
+        )
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, ``(source, destination)`` each, in every layer."""
+        if pairs:
+            with torch.inference_mode():
+                self.backend.copy_blocks(self.kv_caches, pairs)
+
+    def run(self, step: StepPlan) -> Tensor:
+        """Compute the rows of a step.
+
+        Args:
+            step: its copies are done already; ids are below ``vocab_size`` and positions below
+                ``max_model_len``.
+
+        Returns:
+            Logits ``[R, vocab_size]`` float32 of ``step.logits_rows``.
+        """
+        assert self.kv_caches, "allocate_kv comes before run"
+        with torch.inference_mode():
+            return self._run(step)
+
+    def _run(self, step: StepPlan) -> Tensor:
+        device, backend, config = self.device, self.backend, self.config
+        # Everything that follows from the plan becomes tensors here, once for all layers.
+        if len(step.positions):
+            self._rotary.reserve(int(step.positions.max()) + 1)
+        ids = torch.as_tensor(step.input_ids, device=device).long()
+        cos, sin = self._rotary.gather(torch.as_tensor(step.positions, device=device).long())
+        slots = torch.as_tensor(step.slot_mapping, device=device)
+        rows = torch.as_tensor(step.logits_rows, device=device).long()
+        plan = backend.prepare_plan(step.attention, device)
+        heads, kv_heads, size = config.num_q_heads, config.num_kv_heads, config.head_dim
+        eps, num_rows, last = config.rms_norm_eps, len(ids), config.num_layers - 1
+        hidden, residual = F.embedding(ids, self.weights.embed), None
+        for index, layer in enumerate(self.weights.layers):
+            if residual is None:
+                residual, x = hidden, backend.rms_norm(hidden, layer.input_norm, eps)
+            else:
+                x, residual = backend.rms_norm(hidden, layer.input_norm, eps, residual)
+            qkv = backend.linear(x, layer.qkv, layer.qkv_bias)
+            qkv = qkv.view(num_rows, heads + 2 * kv_heads, size)
+            q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q = backend.rms_norm(q, layer.q_norm, eps)
+                k = backend.rms_norm(k, layer.k_norm, eps)
+            q, k = backend.rotary(q, k, cos, sin)
+            k_cache, v_cache = self.kv_caches[index]
+            backend.write_kv(k, v, k_cache, v_cache, slots)
+            if index == last and not len(rows):
+                break  # the keys and values are all that was wanted
+            x = backend.tree_attention(q, k_cache, v_cache, plan, scale=self._scale)
+            x = x.view(num_rows, heads * size)
+            if index == last:  # from here on only the rows with logits matter
+                x, residual = x.index_select(0, rows), residual.index_select(0, rows)
+            x = backend.linear(x, layer.o, layer.o_bias)
+            x, residual = backend.rms_norm(x, layer.post_norm, eps, residual)
+            x = backend.silu_and_mul(backend.linear(x, layer.gate_up, layer.gate_up_bias))
+            hidden = backend.linear(x, layer.down, layer.down_bias)
+        if not len(rows):
+            return torch.empty((0, self.vocab_size), dtype=torch.float32, device=device)
+        x, _ = backend.rms_norm(hidden, self.weights.norm, eps, residual)
+        logits: Tensor = backend.linear(x, self.weights.head)
+        return logits.float()
