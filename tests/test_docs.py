@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def test_programs_run(code: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(program)],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,

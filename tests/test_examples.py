@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ def test_example_runs(path: Path, repository: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(path)],
         cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(repository)},
         capture_output=True,
         text=True,
         timeout=300,
