@@ -13,13 +13,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = [
-    (page, index, code)
+PROGRAMS = {
+    page: "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
     for page in PAGES
-    for index, code in enumerate(
-        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
-    )
-]
+}
 
 
 def _test_names(path: Path) -> set[str]:
@@ -56,12 +53,11 @@ def test_named_files_and_tests_exist(page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "code",
-    [pytest.param(code, id=f"{page.name}-{index}") for page, index, code in PROGRAMS],
+    "page", [page for page, code in PROGRAMS.items() if code], ids=lambda page: page.name
 )
-def test_programs_run(code: str, tmp_path: Path) -> None:
+def test_the_programs_of_a_page_run_as_one(page: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(code)
+    program.write_text(PROGRAMS[page])
     done = subprocess.run(
         [sys.executable, str(program)],
         cwd=ROOT,
@@ -76,6 +72,5 @@ def test_programs_run(code: str, tmp_path: Path) -> None:
 
 
 def test_readme_shows_ten_lines() -> None:
-    code = next(code for page, _, code in PROGRAMS if page.name == "README.md")
-    lines = [line for line in code.splitlines() if line.strip()]
+    lines = [line for line in PROGRAMS[ROOT / "README.md"].splitlines() if line.strip()]
     assert len(lines) <= 10
