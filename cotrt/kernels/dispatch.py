@@ -68,7 +68,9 @@ def choose(
         )
     if requested == "reference":
         return _load("reference", "asked for")
-    wanted = ("triton" if device.startswith("cuda") else "cpu") if requested == "auto" else requested
+    wanted = (
+        ("triton" if device.startswith("cuda") else "cpu") if requested == "auto" else requested
+    )
     reason = _refusal(wanted, device, dtype, head_dim, block_size)
     if reason is None:
         return _load(wanted, "asked for" if requested != "auto" else f"the fastest on {device}")

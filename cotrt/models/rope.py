@@ -43,6 +43,7 @@ class RopeConfig:
         low_freq_factor, high_freq_factor: llama3.
         beta_fast, beta_slow, truncate: yarn.
         attention_factor: multiplies cos and sin.
+        freq_factors: what each frequency is divided by (.gguf files of stretched models), or none.
     """
 
     rope_type: str
@@ -57,6 +58,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    freq_factors: tuple[float, ...] = ()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head_dim: int, where: str) -> RopeConfig:
@@ -123,6 +125,7 @@ class RopeConfig:
             beta_slow=number("beta_slow", 1.0),
             truncate=bool(values.get("truncate", True)),
             attention_factor=_attention_factor(rope_type, values, factor),
+            freq_factors=tuple(values.get("freq_factors") or ()),
         )
 
     def inverse_frequencies(self) -> Tensor:
@@ -137,6 +140,8 @@ class RopeConfig:
             inverse = self._llama3(inverse)
         elif self.rope_type == "yarn":
             inverse = self._yarn(self.theta**exponents)
+        if self.freq_factors:
+            inverse = inverse / torch.tensor(self.freq_factors, dtype=torch.float32)
         # dynamic equals default up to the original length, and is not served beyond it.
         return inverse
 

@@ -1,0 +1,248 @@
+"""From what a user typed to a model that runs: config, weights, tokenizer, EOS and defaults."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidRequestError, ModelLoadError
+from . import hub
+from .config import ModelConfig, read_json
+from .tokenizer import Tokenizer, read_chat_template
+
+if TYPE_CHECKING:
+    import torch
+
+    from .decoder import Decoder
+    from .gguf import GgufSource
+    from .weights import SafetensorsSource
+
+logger = logging.getLogger("cotrt")
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEFAULTS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and what belongs to it.
+
+    Attributes:
+        model: runs steps.
+        tokenizer: None where the model has none.
+        eos_token_ids: every id that ends a generation: generation_config.json, config.json and
+            the tokenizer together.
+        generation_defaults: sampling values of generation_config.json, those present only.
+        name: what the user called it.
+        fingerprint: equal for models that compute the same KV.
+        folder: where its files lie.
+    """
+
+    model: Decoder
+    tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
+    generation_defaults: dict[str, Any]
+    name: str
+    fingerprint: str
+    folder: Path = field(default_factory=Path)
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    tokenizer: Any = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    chat_template: str | None = None,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    device: str = "cpu",
+    attention_backend: str = "auto",
+    block_size: int = 16,
+    max_model_len: int | None = None,
+    progress: bool | None = None,
+) -> LoadedModel:
+    """Load a model.
+
+    Args:
+        model: a folder, a .gguf file, a hub id, or ``"smollm2-135m"``.
+        tokenizer: a folder, hub id or object in place of the model's own.
+        revision: of a hub id.
+        trust_remote_code: must be False: code of a model never runs.
+        chat_template: jinja source, or the path of a file, in place of the model's own.
+        dtype: of weights and KV; "auto": the checkpoint's.
+        quantization: must be None in this version.
+        device: "cpu", "cuda" or "cuda:N".
+        attention_backend: see ``kernels.dispatch.choose``.
+        block_size: tokens a KV block.
+        max_model_len: the longest sequence; None: the model's own.
+        progress: show bars on stderr; None: if it is a terminal.
+
+    Raises:
+        ModelLoadError: the model is missing, broken, gated or not supported.
+        InvalidRequestError: an argument that is not allowed.
+    """
+    if trust_remote_code:
+        raise InvalidRequestError(
+            "trust_remote_code=True is not in this version: code of a model never runs. Leave it "
+            "out; the supported families need none."
+        )
+    if quantization is not None:
+        raise InvalidRequestError(f"quantization={quantization!r} is not in this version.")
+    if dtype not in DTYPES:
+        raise InvalidRequestError(f"dtype {dtype!r} is unknown; one of {', '.join(DTYPES)}.")
+    template = None if chat_template is None else read_chat_template(chat_template)
+    found = hub.find(model, revision=revision, progress=progress)
+
+    from ..kernels import dispatch
+    from .decoder import Decoder, DecoderWeights
+    from .weights import check_tensors, fingerprint
+
+    config, source = _open(found)
+    try:
+        check_tensors(source, config, found.name)
+        length = _max_model_len(config, max_model_len, found.name)
+        kind = _dtype(dtype, config, source)
+        backend = dispatch.choose(device, kind, config.head_dim, block_size, attention_backend)
+        logger.info("%s: kernels %s (%s)", found.name, backend.name, backend.why)
+        opened = _tokenizer(tokenizer, found, template, progress)
+        mark = fingerprint(source, config)
+        weights = DecoderWeights.from_source(source, config, kind, device, _bar(progress, found))
+    finally:
+        source.close()
+    generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
+    return LoadedModel(
+        model=Decoder(config, weights, backend, max_model_len=length),
+        tokenizer=opened,
+        eos_token_ids=_eos_token_ids(generation, config, opened),
+        generation_defaults=_generation_defaults(generation),
+        name=found.name,
+        fingerprint=mark,
+        folder=found.folder,
+    )
+
+
+def _open(found: hub.Found) -> tuple[ModelConfig, SafetensorsSource | GgufSource]:
+    if found.gguf is not None:
+        from .gguf import GgufSource
+
+        source = GgufSource(found.gguf)
+        return ModelConfig.from_dict(source.config(), found.name), source
+    from .weights import open_weights
+
+    return ModelConfig.from_folder(found.folder), open_weights(found.folder)
+
+
+def _max_model_len(config: ModelConfig, asked: int | None, name: str) -> int:
+    own, reason = config.max_model_len, config.max_model_len_reason
+    if asked is None:
+        if reason is not None:
+            logger.info("%s: max_model_len is %d: %s.", name, own, reason)
+        return own
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        raise InvalidRequestError(f"max_model_len must be a positive integer, got {asked!r}.")
+    if asked > own:
+        if reason is not None:
+            raise InvalidRequestError(
+                f"max_model_len={asked} is more than {own}, the most that {name} can be served "
+                f"with: {reason}."
+            )
+        logger.warning(
+            "%s: max_model_len=%d is more than the %d tokens that its config.json is meant for; "
+            "results beyond them may be poor.",
+            name,
+            asked,
+            own,
+        )
+    return asked
+
+
+def _dtype(asked: str, config: ModelConfig, source: SafetensorsSource | GgufSource) -> torch.dtype:
+    import torch
+
+    name = asked
+    if asked == "auto":
+        name = config.dtype or ""
+        if name not in DTYPES:
+            name = str(source.get("model.norm.weight").dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ModelLoadError(
+            f"the checkpoint's dtype {name!r} is not supported; give dtype='float32' or 'bfloat16'."
+        )
+    kind: torch.dtype = getattr(torch, name)
+    return kind
+
+
+def _tokenizer(
+    given: Any, found: hub.Found, template: str | None, progress: bool | None
+) -> Tokenizer | None:
+    if given is None:
+        if found.gguf is not None:
+            from .gguf import open_tokenizer
+
+            return Tokenizer.from_object(open_tokenizer(found.gguf), chat_template=template)
+        return Tokenizer.from_folder(found.folder, chat_template=template)
+    if not isinstance(given, (str, os.PathLike)):
+        return Tokenizer.from_object(given, chat_template=template)
+    folder = hub.find(given, progress=progress, weights=False).folder
+    opened = Tokenizer.from_folder(folder, chat_template=template)
+    if opened is None:
+        raise ModelLoadError(
+            f"tokenizer {os.fspath(given)!r}: {folder} has no tokenizer files; give a folder or "
+            "hub id that has a tokenizer.json."
+        )
+    return opened
+
+
+def _eos_token_ids(
+    generation: dict[str, Any], config: ModelConfig, tokenizer: Tokenizer | None
+) -> frozenset[int]:
+    ids: set[int] = set()
+    for value in (generation.get("eos_token_id"), config.raw.get("eos_token_id")):
+        ids.update(
+            i
+            for i in (value if isinstance(value, list) else [value])
+            if isinstance(i, int) and not isinstance(i, bool)
+        )
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(i for i in ids if 0 <= i < config.vocab_size)
+
+
+def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
+    """Sampling values that are set; ``do_sample: false`` means greedy whatever else it says."""
+    defaults = {k: generation[k] for k in _DEFAULTS if generation.get(k) is not None}
+    if generation.get("do_sample") is False:
+        defaults["temperature"] = 0.0
+    return defaults
+
+
+class _bar:
+    """Layers loaded, on a terminal."""
+
+    def __init__(self, progress: bool | None, found: hub.Found) -> None:
+        import sys
+
+        self._show = sys.stderr.isatty() if progress is None else progress
+        self._title = f"loading {Path(found.name).name}"
+        self._tqdm: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self._show:
+            return
+        if self._tqdm is None:
+            from tqdm import tqdm
+
+            self._tqdm = tqdm(total=total, desc=self._title, unit="layer", leave=False)
+        self._tqdm.update(done - self._tqdm.n)
+        if done == total:
+            self._tqdm.close()
