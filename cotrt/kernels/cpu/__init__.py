@@ -1,0 +1,1 @@
+"""Native kernels for CPUs: C++ in ``csrc/``, compiled once an instruction set (docs/kernels.md)."""

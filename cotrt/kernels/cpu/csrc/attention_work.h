@@ -1,0 +1,43 @@
+// An AttentionPlan held natively, and its work items for a given shape of heads.
+#pragma once
+
+#include <vector>
+
+#include "aligned_buffer.h"
+#include "kernel_table.h"
+
+namespace cotrt {
+
+struct AttentionPlan {
+  int block_size = 0;
+  std::vector<int32_t> query_positions, group_blocks, group_block_offsets, group_start, group_len,
+      group_rows, group_row_offsets, group_causal, row_partials, row_partial_offsets;
+
+  int num_rows() const { return int(query_positions.size()); }
+  int num_groups() const { return int(group_len.size()); }
+  bool needs_merge() const;
+  // Throws std::invalid_argument where an index points outside of its array or of the cache.
+  void check(int64_t num_blocks) const;
+};
+
+// Jobs of one step, the longest first. Each is at most kMaxJobRows stacked rows of a group.
+std::vector<AttentionJob> make_attention_jobs(const AttentionPlan& plan, int num_q_heads,
+                                              int num_kv_heads, int num_threads);
+
+// Points a's plan fields at the plan.
+void bind_plan(const AttentionPlan& plan, AttentionArgs* a);
+
+// Scratch of each thread and the partial results, kept between calls.
+class AttentionScratchPool {
+ public:
+  void reserve(int num_threads, int64_t num_partials, int num_q_heads, int head_dim);
+  char* thread(int t) const { return threads_.data() + size_t(t) * stride_; }
+  float* partial_out() const { return out_.as<float>(); }
+  float* partial_lse() const { return lse_.as<float>(); }
+
+ private:
+  size_t stride_ = 0;
+  AlignedBuffer threads_, out_, lse_;
+};
+
+}  // namespace cotrt

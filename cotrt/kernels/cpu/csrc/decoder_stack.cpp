@@ -1,0 +1,298 @@
+#include "decoder_stack.h"
+
+#include <cmath>
+#include <stdexcept>
+
+namespace cotrt {
+namespace {
+
+constexpr int kRowsPerChunk = 8;  // of norms, rotations and merges
+
+int activation_bytes(DType t) { return t == DType::kFloat32 ? 4 : 2; }
+
+void check(bool ok, const char* what) {
+  if (!ok) throw std::invalid_argument(what);
+}
+
+}  // namespace
+
+void DecoderStack::Rows::reserve(int rows, int64_t row_bytes) {
+  const int64_t lines = ceil_div(row_bytes, int64_t(64));
+  stride = ptrdiff_t((lines | 1) * 64);
+  buffer.reserve(size_t(rows) * size_t(stride));
+}
+
+DecoderStack::DecoderStack(const StackShape& shape) : shape_(shape) {
+  check(shape.head_dim % kLanes == 0 && shape.head_dim <= kMaxHeadDim,
+        "head_dim must be a multiple of 16 up to 256");
+  check(shape.num_kv_heads > 0 && shape.num_q_heads % shape.num_kv_heads == 0,
+        "num_q_heads must be a multiple of num_kv_heads");
+  check(shape.rot_dim % 2 == 0 && shape.rot_dim <= shape.head_dim, "rot_dim is out of range");
+  layers_.resize(size_t(shape.num_layers));
+}
+
+void DecoderStack::set_layer(int index, StackLayer layer) {
+  const StackShape& s = shape_;
+  const auto fits = [](const std::shared_ptr<PackedLinear>& w, int n, int k) {
+    return w && w->n() == n && w->k() == k;
+  };
+  const auto norm = [](const std::vector<float>& w, int n) {
+    return w.empty() || int(w.size()) == n;
+  };
+  check(index >= 0 && index < s.num_layers, "no such layer");
+  check(fits(layer.qkv, (s.num_q_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size), "qkv");
+  check(fits(layer.o, s.hidden_size, s.num_q_heads * s.head_dim), "o");
+  check(fits(layer.gate_up, 2 * s.intermediate_size, s.hidden_size), "gate_up");
+  check(fits(layer.down, s.hidden_size, s.intermediate_size), "down");
+  check(int(layer.input_norm.size()) == s.hidden_size, "input_norm");
+  check(int(layer.post_norm.size()) == s.hidden_size, "post_norm");
+  check(norm(layer.q_norm, s.head_dim) && norm(layer.k_norm, s.head_dim), "q_norm or k_norm");
+  layers_[size_t(index)] = std::move(layer);
+}
+
+void DecoderStack::set_outer(std::shared_ptr<PackedLinear> embed, std::shared_ptr<PackedLinear> head,
+                             std::vector<float> norm) {
+  check(embed && embed->n() == shape_.vocab_size && embed->k() == shape_.hidden_size, "embed");
+  check(head && head->n() == shape_.vocab_size && head->k() == shape_.hidden_size, "head");
+  check(int(norm.size()) == shape_.hidden_size, "norm");
+  embed_ = std::move(embed);
+  head_ = std::move(head);
+  norm_ = std::move(norm);
+}
+
+void DecoderStack::bind_kv(const std::vector<std::pair<uintptr_t, uintptr_t>>& caches,
+                           int64_t num_blocks, int block_size) {
+  check(int(caches.size()) == shape_.num_layers, "one (k, v) pair a layer");
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < caches.size(); ++i) {
+    layers_[i].k_cache = reinterpret_cast<char*>(caches[i].first);
+    layers_[i].v_cache = reinterpret_cast<char*>(caches[i].second);
+  }
+  num_blocks_ = num_blocks;
+  block_size_ = block_size;
+}
+
+void DecoderStack::run(const StackStep& step) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const StackShape& s = shape_;
+  if (step.num_rows == 0) return;
+  check(embed_ && layers_.front().k_cache, "weights and KV are bound before a step runs");
+  check(step.plan->num_rows() == step.num_rows, "the plan has another number of rows");
+  check(step.plan->block_size == block_size_, "the plan has another block size");
+  step.plan->check(num_blocks_);
+  for (int i = 0; i < step.num_rows; ++i) {
+    check(step.input_ids[i] >= 0 && step.input_ids[i] < s.vocab_size, "id outside the vocabulary");
+    check(step.slot_mapping[i] < num_blocks_ * block_size_, "slot outside the cache");
+  }
+  for (int i = 0; i < step.num_logits_rows; ++i)
+    check(step.logits_rows[i] >= 0 && step.logits_rows[i] < step.num_rows, "no such logits row");
+  step_ = step;
+  pool_ = thread_pool();
+  reserve(step);
+  jobs_ = make_attention_jobs(*step.plan, s.num_q_heads, s.num_kv_heads, pool_->num_threads());
+  list_phases();
+  selecting_ = false;
+  open_kind_ = -1;
+  pool_->run(*this);
+  if (open_kind_ >= 0)
+    seconds_[open_kind_] +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - opened_).count();
+}
+
+void DecoderStack::reserve(const StackStep& step) {
+  const StackShape& s = shape_;
+  const int t = step.num_rows, bytes = activation_bytes(s.type);
+  const int q_size = s.num_q_heads * s.head_dim, kv_size = s.num_kv_heads * s.head_dim;
+  residual_.reserve(t, int64_t(s.hidden_size) * 4);
+  x_.reserve(t, int64_t(s.hidden_size) * bytes);
+  qkv_.reserve(t, int64_t(q_size + 2 * kv_size) * 4);
+  q_.reserve(t, int64_t(q_size) * bytes);
+  attended_.reserve(t, int64_t(q_size) * bytes);
+  act_.reserve(t, int64_t(s.intermediate_size) * bytes);
+  selected_residual_.reserve(step.num_logits_rows, int64_t(s.hidden_size) * 4);
+  selected_.reserve(step.num_logits_rows, int64_t(q_size) * bytes);
+  scratch_.reserve(pool_->num_threads(), int64_t(step.plan->group_rows.size()), s.num_q_heads,
+                   s.head_dim);
+  attention_ = {};
+  attention_.type = s.type;
+  attention_.q = q_.at();
+  attention_.q_stride = q_.stride;
+  attention_.out = attended_.at();
+  attention_.out_stride = attended_.stride;
+  attention_.partial_out = scratch_.partial_out();
+  attention_.partial_lse = scratch_.partial_lse();
+  attention_.num_q_heads = s.num_q_heads;
+  attention_.num_kv_heads = s.num_kv_heads;
+  attention_.head_dim = s.head_dim;
+  attention_.scale = 1.f / std::sqrt(float(s.head_dim));
+  bind_plan(*step.plan, &attention_);
+  rope_ = {};
+  rope_.type = s.type;
+  rope_.qkv = reinterpret_cast<const float*>(qkv_.at());
+  rope_.qkv_stride = qkv_.stride / 4;
+  rope_.cos = step.cos;
+  rope_.sin = step.sin;
+  rope_.eps = s.rms_norm_eps;
+  rope_.slot_mapping = step.slot_mapping;
+  rope_.q_out = q_.at();
+  rope_.q_stride = q_.stride;
+  rope_.num_q_heads = s.num_q_heads;
+  rope_.num_kv_heads = s.num_kv_heads;
+  rope_.head_dim = s.head_dim;
+  rope_.rot_dim = s.rot_dim;
+  rope_.block_size = block_size_;
+}
+
+void DecoderStack::list_phases() {
+  phases_.clear();
+  phases_.push_back({kEmbed, 0});
+  const bool merge = step_.plan->needs_merge(), logits = step_.num_logits_rows > 0;
+  for (int l = 0; l < shape_.num_layers; ++l) {
+    const bool last = l + 1 == shape_.num_layers;
+    phases_.push_back({kInputNorm, l});
+    phases_.push_back({kQkv, l});
+    phases_.push_back({kRope, l});
+    if (last && !logits) return;  // keys and values were all that was wanted
+    phases_.push_back({kAttention, l});
+    if (merge) phases_.push_back({kMerge, l});
+    if (last) phases_.push_back({kSelect, l});
+    for (Kind kind : {kO, kPostNorm, kGateUp, kDown}) phases_.push_back({kind, l});
+  }
+  phases_.push_back({kFinalNorm, 0});
+  phases_.push_back({kHead, 0});
+}
+
+int DecoderStack::rows_of(const Phase&) const {
+  return selecting_ ? step_.num_logits_rows : step_.num_rows;
+}
+
+const PackedLinear& DecoderStack::linear_of(const Phase& p) const {
+  const StackLayer& layer = layers_[size_t(p.layer)];
+  switch (p.kind) {
+    case kQkv: return *layer.qkv;
+    case kO: return *layer.o;
+    case kGateUp: return *layer.gate_up;
+    case kDown: return *layer.down;
+    default: return *head_;
+  }
+}
+
+LinearArgs DecoderStack::linear_args(const Phase& p) const {
+  LinearArgs a = linear_of(p).args();
+  const auto from = [&](const Rows& r) { a.x = r.at(), a.x_stride = r.stride; };
+  const auto to = [&](const Rows& r, DType type, Epilogue epilogue) {
+    a.y = r.at(), a.y_stride = r.stride, a.y_type = type, a.epilogue = epilogue;
+  };
+  const Rows& residual = selecting_ ? selected_residual_ : residual_;
+  switch (p.kind) {
+    case kQkv:
+      from(x_), to(qkv_, DType::kFloat32, Epilogue::kStore);
+      break;
+    case kO:
+      from(selecting_ ? selected_ : attended_), to(residual, DType::kFloat32, Epilogue::kAdd);
+      break;
+    case kGateUp:
+      from(x_), to(act_, shape_.type, Epilogue::kSiluMul);
+      break;
+    case kDown:
+      from(act_), to(residual, DType::kFloat32, Epilogue::kAdd);
+      break;
+    default:
+      from(x_);
+      a.y = reinterpret_cast<char*>(step_.logits);
+      a.y_stride = ptrdiff_t(shape_.vocab_size) * 4;
+      a.y_type = DType::kFloat32;
+      a.epilogue = Epilogue::kStore;
+  }
+  return a;
+}
+
+int DecoderStack::num_chunks(int phase) {
+  const Phase& p = phases_[size_t(phase)];
+  const auto now = std::chrono::steady_clock::now();
+  if (open_kind_ >= 0) seconds_[open_kind_] += std::chrono::duration<double>(now - opened_).count();
+  opened_ = now;
+  open_kind_ = p.kind;
+  if (p.kind == kSelect) selecting_ = true;
+  const int rows = rows_of(p);
+  switch (p.kind) {
+    case kQkv: case kO: case kGateUp: case kDown: case kHead:
+      args_ = linear_args(p);
+      chunks_ = std::make_unique<LinearChunks>(linear_of(p), rows, pool_->num_threads());
+      return chunks_->count();
+    case kAttention:
+      attention_.k_cache = layers_[size_t(p.layer)].k_cache;
+      attention_.v_cache = layers_[size_t(p.layer)].v_cache;
+      return int(jobs_.size());
+    case kRope: {
+      StackLayer& layer = layers_[size_t(p.layer)];
+      rope_.q_norm = layer.q_norm.empty() ? nullptr : layer.q_norm.data();
+      rope_.k_norm = layer.k_norm.empty() ? nullptr : layer.k_norm.data();
+      rope_.k_cache = layer.k_cache;
+      rope_.v_cache = layer.v_cache;
+      return rows <= 2 ? 1 : ceil_div(rows, max_int(2, min_int(kRowsPerChunk, rows / 8)));
+    }
+    case kMerge:
+      return rows <= 2 ? 1 : ceil_div(rows, kRowsPerChunk);
+    default:
+      return rows <= kRowsPerChunk ? 1 : ceil_div(rows, kRowsPerChunk);
+  }
+}
+
+void DecoderStack::norm_rows(const Phase& p, int row0, int row1) const {
+  const Rows& from = selecting_ ? selected_residual_ : residual_;
+  const float* weight = p.kind == kFinalNorm ? norm_.data()
+                        : p.kind == kInputNorm ? layers_[size_t(p.layer)].input_norm.data()
+                                               : layers_[size_t(p.layer)].post_norm.data();
+  kernels().rms_norm(reinterpret_cast<const float*>(from.at()), from.stride / 4, weight,
+                     shape_.hidden_size, shape_.rms_norm_eps, x_.at(), x_.stride, shape_.type, row0,
+                     row1);
+}
+
+void DecoderStack::run(int phase, int chunk, int thread) {
+  const Phase& p = phases_[size_t(phase)];
+  const KernelTable& k = kernels();
+  const int rows = rows_of(p);
+  const int row0 = chunk * kRowsPerChunk, row1 = min_int(rows, row0 + kRowsPerChunk);
+  switch (p.kind) {
+    case kEmbed:
+      for (int r = row0; r < row1; ++r)
+        embed_->unpack_row(step_.input_ids[r], reinterpret_cast<float*>(residual_.at(r)));
+      return;
+    case kInputNorm: case kPostNorm: case kFinalNorm:
+      return norm_rows(p, row0, row1);
+    case kRope: {
+      const int step = rows <= 2 ? rows : max_int(2, min_int(kRowsPerChunk, rows / 8));
+      return k.rope_and_write(rope_, chunk * step, min_int(rows, (chunk + 1) * step));
+    }
+    case kAttention:
+      return k.attention(attention_, jobs_[size_t(chunk)], scratch_.thread(thread));
+    case kMerge:
+      return k.attention_merge(attention_, row0, row1);
+    case kSelect:
+      for (int r = row0; r < row1; ++r) {
+        const int from = step_.logits_rows[r];
+        std::memcpy(selected_residual_.at(r), residual_.at(from), size_t(shape_.hidden_size) * 4);
+        std::memcpy(selected_.at(r), attended_.at(from),
+                    size_t(shape_.num_q_heads) * shape_.head_dim * activation_bytes(shape_.type));
+      }
+      return;
+    default:
+      return chunks_->run(args_, chunk);
+  }
+}
+
+std::vector<std::pair<std::string, double>> DecoderStack::timings() const {
+  static const char* const names[kNumKinds] = {
+      "embed", "input_norm", "qkv", "rope_and_write", "attention", "merge", "select", "o",
+      "post_norm", "gate_up", "down", "final_norm", "head"};
+  std::vector<std::pair<std::string, double>> out;
+  for (int i = 0; i < kNumKinds; ++i) out.emplace_back(names[i], seconds_[i]);
+  return out;
+}
+
+void DecoderStack::reset_timings() {
+  for (double& s : seconds_) s = 0;
+}
+
+}  // namespace cotrt

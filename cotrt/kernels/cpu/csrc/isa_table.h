@@ -1,0 +1,27 @@
+// The body of every isa_*.cpp: all kernels in a namespace of their own, and their table.
+// Standard headers only by name, no std templates: those would be compiled with this file's flags
+// and could be linked into code that runs on any machine.
+#include <math.h>
+
+#include "kernel_table.h"
+
+#if defined(COTRT_AVX512) || defined(COTRT_AVX2)
+#include <immintrin.h>
+#endif
+
+namespace cotrt {
+namespace COTRT_ISA {
+
+#include "simd.h"
+#include "tile.h"
+#include "linear.h"
+#include "attention.h"
+#include "rows.h"
+
+static const KernelTable kTable = {
+    COTRT_ISA_NAME, kTileRows,  linear,   unpack_row, attention, attention_merge,
+    rope_and_write, write_kv,   rms_norm, silu_mul,
+};
+
+}  // namespace COTRT_ISA
+}  // namespace cotrt

@@ -1,0 +1,149 @@
+// What one instruction set provides: plain functions over plain structs.
+//
+// Each isa_*.cpp compiles the same headers with its own flags and fills one KernelTable. Code
+// outside those files is compiled for the baseline and calls through the table.
+#pragma once
+
+#include "common.h"
+#include "layouts.h"
+
+namespace cotrt {
+
+enum class Epilogue : int {
+  kStore = 0,    // y = acc (+ bias)
+  kAdd = 1,      // y += acc (+ bias), float32 y: the residual stream
+  kSiluMul = 2,  // y[16j + i] = silu(lane i of panel j) * (lane 16 + i)
+};
+
+struct LinearArgs {
+  const char* weight;  // packed, see layouts.h
+  DType weight_type;   // activations are float32 for float32 weights, bf16 for bf16 and int8
+  int n, k;            // outputs (lanes in use) and inputs
+  const char* x;       // [m] rows, x_stride bytes apart
+  ptrdiff_t x_stride;
+  const float* scale;  // [n] of int8 weights, else null
+  const float* bias;   // [n] or null; interleaved as the lanes are
+  Epilogue epilogue;
+  char* y;  // [m] rows, y_stride bytes apart
+  ptrdiff_t y_stride;
+  DType y_type;
+};
+
+struct AttentionArgs {
+  DType type;       // of q, the caches and out
+  const char* q;    // [T][Hq][D], q_stride bytes a row
+  ptrdiff_t q_stride;
+  const char* k_cache;
+  const char* v_cache;
+  char* out;  // [T][Hq][D], out_stride bytes a row
+  ptrdiff_t out_stride;
+  float* partial_out;  // [P][Hq][D], each normalised
+  float* partial_lse;  // [P][Hq], log2 units
+  int num_q_heads, num_kv_heads, head_dim, block_size;
+  float scale;
+  // The plan (see cotrt/plan.py).
+  const int32_t* query_positions;
+  const int32_t* group_blocks;
+  const int32_t* group_block_offsets;
+  const int32_t* group_start;
+  const int32_t* group_len;
+  const int32_t* group_rows;
+  const int32_t* group_row_offsets;
+  const int32_t* group_causal;
+  const int32_t* row_partials;
+  const int32_t* row_partial_offsets;
+};
+
+// Rows of a group times the query heads of one kv head, "stacked": stacked row s is row
+// s / group_size of the group, query head s % group_size of the kv head.
+struct AttentionJob {
+  int32_t group, kv_head, first, last;  // stacked rows [first, last)
+};
+
+constexpr int kMaxJobRows = 96;
+constexpr int kMaxHeadDim = 256;
+constexpr int kAttentionChunk = 256;  // tokens a softmax pass, the largest block size
+
+struct RopeArgs {
+  DType type;        // of q_out and the caches
+  const float* qkv;  // [T][(Hq + 2 Hkv) D]
+  ptrdiff_t qkv_stride;  // floats
+  const float* cos;      // [T][rot_dim / 2]
+  const float* sin;
+  const float* q_norm;  // [D] or null
+  const float* k_norm;
+  float eps;
+  const int64_t* slot_mapping;  // [T]
+  char* q_out;                  // [T][Hq][D]
+  ptrdiff_t q_stride;           // bytes
+  char* k_cache;
+  char* v_cache;
+  int num_q_heads, num_kv_heads, head_dim, rot_dim, block_size;
+};
+
+struct WriteKvArgs {
+  DType type;
+  const char* k;  // [T][Hkv][D] in type
+  const char* v;
+  const int64_t* slot_mapping;
+  char* k_cache;
+  char* v_cache;
+  int num_kv_heads, head_dim, block_size;
+};
+
+struct SampleRow {
+  const float* logits;  // [vocab]
+  float temperature, top_p, min_p;
+  int32_t top_k;
+  uint64_t seed;
+  uint32_t epoch;
+  int64_t position;
+};
+
+struct SampleResult {
+  int32_t token;
+  float logit;       // of the sampled token, raw
+  float logsumexp;   // of the raw logits
+  bool bad;          // a NaN or an infinity among the logits (-inf alone is allowed)
+};
+
+struct KernelTable {
+  const char* name;
+  int max_tile_rows;  // rows that one register tile holds
+
+  // Rows [m0, m1) times panels [panel0, panel1).
+  void (*linear)(const LinearArgs&, int m0, int m1, int panel0, int panel1);
+  // One embedding row out of a packed linear, as float32.
+  void (*unpack_row)(const char* weight, DType type, int k, const float* scale, int64_t row,
+                     float* out);
+  // scratch: attention_scratch_bytes(), 64-byte aligned.
+  void (*attention)(const AttentionArgs&, const AttentionJob&, char* scratch);
+  void (*attention_merge)(const AttentionArgs&, int row0, int row1);
+  void (*rope_and_write)(const RopeArgs&, int row0, int row1);
+  void (*write_kv)(const WriteKvArgs&, int row0, int row1);
+  // y = x / rms(x) * weight; x float32, y of y_type.
+  void (*rms_norm)(const float* x, ptrdiff_t x_stride, const float* weight, int n, float eps,
+                   char* y, ptrdiff_t y_stride, DType y_type, int row0, int row1);
+  void (*silu_mul)(const char* x, ptrdiff_t x_stride, char* y, ptrdiff_t y_stride, DType type,
+                   int n, int row0, int row1);
+};
+
+inline size_t attention_scratch_bytes() {
+  const size_t rows = kMaxJobRows;
+  return rows * kMaxHeadDim * 4            // q
+         + rows * kMaxHeadDim * 4          // o
+         + rows * 4 * 4                    // max, sum, visible
+         + 16 * (kAttentionChunk + 64) * 8 // scores and weights of one tile
+         + kMaxHeadDim * 4                 // the last pair of V
+         + kAttentionChunk * kMaxHeadDim * 4  // K panels of 8-token blocks
+         + 8192;
+}
+
+const KernelTable* kernels_avx512bf16();
+const KernelTable* kernels_avx2();
+const KernelTable* kernels_generic();
+
+// The table chosen for this process (cpu_features.cpp).
+const KernelTable& kernels();
+
+}  // namespace cotrt

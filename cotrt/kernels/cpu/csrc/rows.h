@@ -1,0 +1,165 @@
+// Work on single rows: norm, rotary embedding with the KV write, silu * mul.
+
+static void rms_norm_row(const float* x, const float* weight, int n, float eps, char* y,
+                         DType y_type) {
+  F squares = zero();
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F v = load(x + i);
+    squares = fma(v, v, squares);
+  }
+  float total = reduce_add(squares);
+  for (; i < n; ++i) total += x[i] * x[i];
+  const float r = 1.f / ::sqrtf(total / float(n) + eps);
+  const F vr = set1(r);
+  const int bytes = y_type == DType::kFloat32 ? 4 : 2;
+  for (i = 0; i + kLanes <= n; i += kLanes)
+    store_as(y + ptrdiff_t(i) * bytes, y_type, mul(mul(load(x + i), vr), load(weight + i)));
+  if (i < n) {
+    alignas(64) float tail[kLanes] = {};
+    alignas(64) char out[kLanes * 4];
+    for (int j = i; j < n; ++j) tail[j - i] = x[j] * r * weight[j];
+    store_as(out, y_type, load(tail));
+    memcpy(y + ptrdiff_t(i) * bytes, out, size_t(n - i) * bytes);
+  }
+}
+
+static void rms_norm(const float* x, ptrdiff_t x_stride, const float* weight, int n, float eps,
+                     char* y, ptrdiff_t y_stride, DType y_type, int row0, int row1) {
+  for (int r = row0; r < row1; ++r)
+    rms_norm_row(x + r * x_stride, weight, n, eps, y + r * y_stride, y_type);
+}
+
+// One token's K head into its block: head dim steps 64 bytes apart (32 in blocks of 8).
+template <class T>
+static inline void write_k(const typename T::Element* k, char* head, int token, int d, int bs) {
+  const int lanes = k_lanes(bs);
+  const ptrdiff_t stride = ptrdiff_t(lanes) * kStepBytes;
+  char* to = head + ptrdiff_t(token / lanes) * d / T::kPerStep * stride +
+             ptrdiff_t(token % lanes) * kStepBytes;
+  for (int s = 0; s < d / T::kPerStep; ++s) memcpy(to + s * stride, k + s * T::kPerStep, kStepBytes);
+}
+
+// One token's V head: side by side in float32, every other element in bf16.
+template <class T>
+static inline void write_v(const typename T::Element* v, char* head, int token, int d) {
+  using E = typename T::Element;
+  E* to = (E*)(head + ptrdiff_t(token / T::kPerStep) * d * kStepBytes) + token % T::kPerStep;
+  for (int i = 0; i < d; ++i) to[i * T::kPerStep] = v[i];
+}
+
+template <class T>
+static void write_kv_typed(const WriteKvArgs& a, int row0, int row1) {
+  using E = typename T::Element;
+  const int d = a.head_dim, bs = a.block_size;
+  const int64_t head_bytes = kv_head_bytes(a.type, bs, d);
+  for (int r = row0; r < row1; ++r) {
+    const int64_t slot = a.slot_mapping[r];
+    if (slot < 0) continue;
+    const int64_t block = slot / bs * head_bytes * a.num_kv_heads;
+    for (int h = 0; h < a.num_kv_heads; ++h) {
+      const int64_t from = (int64_t(r) * a.num_kv_heads + h) * d, to = block + h * head_bytes;
+      write_k<T>((const E*)a.k + from, a.k_cache + to, int(slot % bs), d, bs);
+      write_v<T>((const E*)a.v + from, a.v_cache + to, int(slot % bs), d);
+    }
+  }
+}
+
+static void write_kv(const WriteKvArgs& a, int row0, int row1) {
+  if (a.type == DType::kFloat32)
+    write_kv_typed<F32Type>(a, row0, row1);
+  else
+    write_kv_typed<Bf16Type>(a, row0, row1);
+}
+
+// Norm (if any) and rotation of one head, float32 to float32: pairs are (i, i + rot_dim / 2).
+static inline void rope_head(const float* x, const float* norm, float eps, const float* cos,
+                             const float* sin, int d, int rot_dim, float* y) {
+  float buffer[kMaxHeadDim];
+  if (norm) {
+    rms_norm_row(x, norm, d, eps, (char*)buffer, DType::kFloat32);
+    x = buffer;
+  }
+  const int half = rot_dim / 2;
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const F a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+    store(y + i, fms(a, c, mul(b, s)));
+    store(y + half + i, fma(b, c, mul(a, s)));
+  }
+  for (; i < half; ++i) {
+    y[i] = x[i] * cos[i] - x[half + i] * sin[i];
+    y[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
+  }
+  for (i = rot_dim; i < d; ++i) y[i] = x[i];
+}
+
+template <class T>
+static void rope_and_write_typed(const RopeArgs& a, int row0, int row1) {
+  using E = typename T::Element;
+  const int d = a.head_dim, bs = a.block_size, half = a.rot_dim / 2;
+  const int64_t head_bytes = kv_head_bytes(a.type, bs, d);
+  alignas(64) float rotated[kMaxHeadDim];
+  alignas(64) E narrow[kMaxHeadDim];
+  for (int r = row0; r < row1; ++r) {
+    const float* x = a.qkv + r * a.qkv_stride;
+    const float *cos = a.cos + ptrdiff_t(r) * half, *sin = a.sin + ptrdiff_t(r) * half;
+    for (int h = 0; h < a.num_q_heads; ++h, x += d) {
+      rope_head(x, a.q_norm, a.eps, cos, sin, d, a.rot_dim, rotated);
+      char* to = a.q_out + r * a.q_stride + ptrdiff_t(h) * d * sizeof(E);
+      for (int i = 0; i < d; i += kLanes) T::store_row(to + i * sizeof(E), load(rotated + i));
+    }
+    const int64_t slot = a.slot_mapping[r];
+    if (slot < 0) continue;
+    const int64_t block = slot / bs * head_bytes * a.num_kv_heads;
+    const int token = int(slot % bs);
+    for (int h = 0; h < a.num_kv_heads; ++h, x += d) {
+      rope_head(x, a.k_norm, a.eps, cos, sin, d, a.rot_dim, rotated);
+      for (int i = 0; i < d; i += kLanes)
+        T::store_row((char*)(narrow + i), load(rotated + i));
+      write_k<T>(narrow, a.k_cache + block + h * head_bytes, token, d, bs);
+    }
+    for (int h = 0; h < a.num_kv_heads; ++h, x += d) {
+      for (int i = 0; i < d; i += kLanes) T::store_row((char*)(narrow + i), load(x + i));
+      write_v<T>(narrow, a.v_cache + block + h * head_bytes, token, d);
+    }
+  }
+}
+
+static void rope_and_write(const RopeArgs& a, int row0, int row1) {
+  if (a.type == DType::kFloat32)
+    rope_and_write_typed<F32Type>(a, row0, row1);
+  else
+    rope_and_write_typed<Bf16Type>(a, row0, row1);
+}
+
+// x [rows][gate n, up n] -> y [rows][n].
+template <class T>
+static void silu_mul_typed(const char* x, ptrdiff_t x_stride, char* y, ptrdiff_t y_stride, int n,
+                           int row0, int row1) {
+  using E = typename T::Element;
+  for (int r = row0; r < row1; ++r) {
+    const E* gate = (const E*)(x + r * x_stride);
+    const E* up = gate + n;
+    E* to = (E*)(y + r * y_stride);
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+      T::store_row((char*)(to + i), mul(silu(T::load_row((const char*)(gate + i))),
+                                        T::load_row((const char*)(up + i))));
+    if (i < n) {
+      alignas(64) E g[kLanes] = {}, u[kLanes] = {}, z[kLanes];
+      memcpy(g, gate + i, (n - i) * sizeof(E));
+      memcpy(u, up + i, (n - i) * sizeof(E));
+      T::store_row((char*)z, mul(silu(T::load_row((const char*)g)), T::load_row((const char*)u)));
+      memcpy(to + i, z, (n - i) * sizeof(E));
+    }
+  }
+}
+
+static void silu_mul(const char* x, ptrdiff_t x_stride, char* y, ptrdiff_t y_stride, DType type,
+                     int n, int row0, int row1) {
+  if (type == DType::kFloat32)
+    silu_mul_typed<F32Type>(x, x_stride, y, y_stride, n, row0, row1);
+  else
+    silu_mul_typed<Bf16Type>(x, x_stride, y, y_stride, n, row0, row1);
+}

@@ -1,0 +1,329 @@
+// Sixteen float32 lanes under one set of names, for every instruction set.
+//
+// Included inside namespace cotrt::COTRT_ISA by isa_*.cpp, so that no inline function compiled
+// with one file's flags can be linked into another's.
+
+// ---------------------------------------------------------------------------------------------
+#if defined(COTRT_AVX512)
+
+struct F {
+  __m512 v;
+};
+inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
+inline F set1(float x) { return {_mm512_set1_ps(x)}; }
+inline F zero() { return {_mm512_setzero_ps()}; }
+inline F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F fms(F a, F b, F c) { return {_mm512_fmsub_ps(a.v, b.v, c.v)}; }
+inline F add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+// Where either is a NaN the result is b.
+inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline float reduce_add(F a) { return _mm512_reduce_add_ps(a.v); }
+inline float reduce_max(F a) { return _mm512_reduce_max_ps(a.v); }
+inline F round(F a) { return {_mm512_roundscale_ps(a.v, 0)}; }
+// a * 2^n for integral n; under- and overflows are right.
+inline F scale2(F a, F n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+// Lanes below n from a, the others from b.
+inline F first_lanes(F a, int n, F b) {
+  return {_mm512_mask_blend_ps(__mmask16((1u << n) - 1), b.v, a.v)};
+}
+inline F load_bf16(const bf16* p) {
+  return {_mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+inline void store_bf16(bf16* p, F a) {
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v));
+}
+
+using Step = __m512i;  // 16 lanes of k steps
+inline Step load_steps(const char* p) { return _mm512_loadu_si512(p); }
+inline Step broadcast_step(const char* p) {
+  int32_t x;
+  memcpy(&x, p, 4);
+  return _mm512_set1_epi32(x);
+}
+// 16 even and 16 odd int8 weights as bf16 pairs; every int8 is exact in bf16.
+inline Step load_int8_steps(const char* p) {
+  const __m512 even = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  const __m512 odd =
+      _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + 16))));
+  return _mm512_mask_mov_epi16(_mm512_castps_si512(odd), 0x55555555u,
+                               _mm512_srli_epi32(_mm512_castps_si512(even), 16));
+}
+inline F dot_bf16(F acc, Step w, Step x) {
+  return {_mm512_dpbf16_ps(acc.v, (__m512bh)w, (__m512bh)x)};
+}
+inline F dot_f32(F acc, Step w, Step x) {
+  return {_mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), acc.v)};
+}
+constexpr int kTileRows = 12;
+
+// ---------------------------------------------------------------------------------------------
+#elif defined(COTRT_AVX2)
+
+struct F {
+  __m256 a, b;
+};
+inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+inline F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F fma(F x, F y, F z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+inline F fms(F x, F y, F z) {
+  return {_mm256_fmsub_ps(x.a, y.a, z.a), _mm256_fmsub_ps(x.b, y.b, z.b)};
+}
+inline F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline float reduce_add(F x) {
+  const __m256 s = _mm256_add_ps(x.a, x.b);
+  __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+  return _mm_cvtss_f32(_mm_add_ss(t, _mm_shuffle_ps(t, t, 1)));
+}
+inline float reduce_max(F x) {
+  const __m256 s = _mm256_max_ps(x.a, x.b);
+  __m128 t = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  t = _mm_max_ps(t, _mm_movehl_ps(t, t));
+  return _mm_cvtss_f32(_mm_max_ss(t, _mm_shuffle_ps(t, t, 1)));
+}
+inline F round(F x) {
+  return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+          _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline __m256 power_of_two(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+inline __m256 scale2_half(__m256 x, __m256 n) {
+  // Two factors, so that results below 2^-126 are reached without an invalid exponent.
+  const __m256i i = _mm256_cvtps_epi32(n);
+  const __m256i h = _mm256_srai_epi32(i, 1);
+  return _mm256_mul_ps(_mm256_mul_ps(x, power_of_two(h)), power_of_two(_mm256_sub_epi32(i, h)));
+}
+inline F scale2(F x, F n) { return {scale2_half(x.a, n.a), scale2_half(x.b, n.b)}; }
+inline F first_lanes(F x, int n, F y) {
+  const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256 a = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), i));
+  const __m256 b = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), i));
+  return {_mm256_blendv_ps(y.a, x.a, a), _mm256_blendv_ps(y.b, x.b, b)};
+}
+inline __m256 widen_bf16(__m128i x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+inline F load_bf16(const bf16* p) {
+  return {widen_bf16(_mm_loadu_si128((const __m128i*)p)),
+          widen_bf16(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+// Round to nearest even; a NaN stays one.
+inline __m256i round_bf16(__m256 x) {
+  const __m256i u = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i r = _mm256_srli_epi32(
+      _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), nan);
+}
+inline void store_bf16(bf16* p, F x) {
+  const __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+struct Step {
+  __m256i a, b;
+};
+inline Step load_steps(const char* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+inline Step broadcast_step(const char* p) {
+  int32_t x;
+  memcpy(&x, p, 4);
+  const __m256i v = _mm256_set1_epi32(x);
+  return {v, v};
+}
+inline __m256i int8_pairs(const char* p) {
+  const __m256i even = _mm256_castps_si256(
+      _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))));
+  const __m256i odd = _mm256_castps_si256(
+      _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 16)))));
+  return _mm256_blend_epi16(odd, _mm256_srli_epi32(even, 16), 0x55);
+}
+inline Step load_int8_steps(const char* p) { return {int8_pairs(p), int8_pairs(p + 8)}; }
+inline __m256 low_half(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+inline __m256 high_half(__m256i x) {
+  return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xffff0000u))));
+}
+inline F dot_bf16(F acc, Step w, Step x) {
+  const __m256 xl = low_half(x.a), xh = high_half(x.a);
+  return {_mm256_fmadd_ps(low_half(w.a), xl, _mm256_fmadd_ps(high_half(w.a), xh, acc.a)),
+          _mm256_fmadd_ps(low_half(w.b), xl, _mm256_fmadd_ps(high_half(w.b), xh, acc.b))};
+}
+inline F dot_f32(F acc, Step w, Step x) {
+  return {_mm256_fmadd_ps(_mm256_castsi256_ps(w.a), _mm256_castsi256_ps(x.a), acc.a),
+          _mm256_fmadd_ps(_mm256_castsi256_ps(w.b), _mm256_castsi256_ps(x.b), acc.b)};
+}
+constexpr int kTileRows = 2;
+
+// ---------------------------------------------------------------------------------------------
+#else  // plain C++; compilers make 128-bit vectors of it on every 64-bit machine
+
+struct F {
+  float v[16];
+};
+#define COTRT_EACH(expr)                  \
+  F r;                                    \
+  for (int i = 0; i < 16; ++i) r.v[i] = (expr); \
+  return r
+inline F load(const float* p) { COTRT_EACH(p[i]); }
+inline void store(float* p, F a) { memcpy(p, a.v, 64); }
+inline F set1(float x) { COTRT_EACH(x); }
+inline F zero() { COTRT_EACH(0.f); }
+inline F fma(F a, F b, F c) { COTRT_EACH(a.v[i] * b.v[i] + c.v[i]); }
+inline F fms(F a, F b, F c) { COTRT_EACH(a.v[i] * b.v[i] - c.v[i]); }
+inline F add(F a, F b) { COTRT_EACH(a.v[i] + b.v[i]); }
+inline F sub(F a, F b) { COTRT_EACH(a.v[i] - b.v[i]); }
+inline F mul(F a, F b) { COTRT_EACH(a.v[i] * b.v[i]); }
+inline F div(F a, F b) { COTRT_EACH(a.v[i] / b.v[i]); }
+inline F max(F a, F b) { COTRT_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline F min(F a, F b) { COTRT_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+inline float reduce_add(F a) {
+  for (int h = 8; h; h >>= 1)
+    for (int i = 0; i < h; ++i) a.v[i] += a.v[i + h];
+  return a.v[0];
+}
+inline float reduce_max(F a) {
+  for (int h = 8; h; h >>= 1)
+    for (int i = 0; i < h; ++i) a.v[i] = a.v[i] > a.v[i + h] ? a.v[i] : a.v[i + h];
+  return a.v[0];
+}
+// Nearest even by the float32 format itself; |x| < 2^22.
+inline F round(F a) { COTRT_EACH((a.v[i] + 12582912.f) - 12582912.f); }
+inline float power_of_two(int n) {
+  const uint32_t u = uint32_t(n + 127) << 23;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+inline F scale2(F a, F n) {
+  F r;
+  for (int i = 0; i < 16; ++i) {
+    const int e = n.v[i] == n.v[i] ? int(n.v[i]) : 0, h = e >> 1;
+    r.v[i] = a.v[i] * power_of_two(h) * power_of_two(e - h);
+  }
+  return r;
+}
+inline F first_lanes(F a, int n, F b) { COTRT_EACH(i < n ? a.v[i] : b.v[i]); }
+inline float widen(uint32_t high) {
+  const uint32_t u = high << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+inline F load_bf16(const bf16* p) { COTRT_EACH(widen(p[i].bits)); }
+inline uint16_t round_bf16(float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  return x == x ? uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16) : uint16_t(0x7fc0);
+}
+inline void store_bf16(bf16* p, F a) {
+  for (int i = 0; i < 16; ++i) p[i].bits = round_bf16(a.v[i]);
+}
+
+struct Step {
+  uint32_t v[16];
+};
+inline Step load_steps(const char* p) {
+  Step s;
+  memcpy(s.v, p, 64);
+  return s;
+}
+inline Step broadcast_step(const char* p) {
+  Step s;
+  for (int i = 0; i < 16; ++i) memcpy(&s.v[i], p, 4);
+  return s;
+}
+inline Step load_int8_steps(const char* p) {
+  Step s;
+  for (int i = 0; i < 16; ++i)
+    s.v[i] = round_bf16(float((signed char)p[i])) |
+             uint32_t(round_bf16(float((signed char)p[16 + i]))) << 16;
+  return s;
+}
+inline float as_float(uint32_t u) {
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+inline F dot_bf16(F acc, Step w, Step x) {
+  COTRT_EACH(acc.v[i] + as_float(w.v[i] & 0xffff0000u) * as_float(x.v[i] & 0xffff0000u) +
+             as_float(w.v[i] << 16) * as_float(x.v[i] << 16));
+}
+inline F dot_f32(F acc, Step w, Step x) {
+  COTRT_EACH(acc.v[i] + as_float(w.v[i]) * as_float(x.v[i]));
+}
+#undef COTRT_EACH
+constexpr int kTileRows = 2;
+
+#endif
+// ---------------------------------------------------------------------------------------------
+
+// 2^x to about 1e-7 relative for x <= 127; exactly 0 below -150, -inf included; a NaN stays one.
+inline F exp2(F x) {
+  x = max(set1(-160.f), x);
+  const F n = round(x);
+  const F f = sub(x, n);
+  F p = set1(1.5403530e-4f);
+  p = fma(p, f, set1(1.3333558e-3f));
+  p = fma(p, f, set1(9.6181291e-3f));
+  p = fma(p, f, set1(5.5504109e-2f));
+  p = fma(p, f, set1(2.4022651e-1f));
+  p = fma(p, f, set1(6.9314718e-1f));
+  p = fma(p, f, set1(1.f));
+  return scale2(p, n);
+}
+constexpr float kLog2E = 1.4426950408889634f;
+
+// x * sigmoid(x).
+inline F silu(F x) {
+  const F t = exp2(min(mul(x, set1(-kLog2E)), set1(126.f)));
+  return div(x, add(set1(1.f), t));
+}
+
+// Element types as the kernels see them.
+struct Bf16Type {
+  using Element = bf16;
+  static constexpr int kPerStep = 2;
+  static inline F dot(F acc, Step w, Step x) { return dot_bf16(acc, w, x); }
+  static inline Step weights(const char* p) { return load_steps(p); }
+  static inline F load_row(const char* p) { return load_bf16((const bf16*)p); }
+  static inline void store_row(char* p, F a) { store_bf16((bf16*)p, a); }
+};
+struct F32Type {
+  using Element = float;
+  static constexpr int kPerStep = 1;
+  static inline F dot(F acc, Step w, Step x) { return dot_f32(acc, w, x); }
+  static inline Step weights(const char* p) { return load_steps(p); }
+  static inline F load_row(const char* p) { return load((const float*)p); }
+  static inline void store_row(char* p, F a) { store((float*)p, a); }
+};
+struct Int8Type : Bf16Type {  // int8 weights beside bf16 activations
+  static inline Step weights(const char* p) { return load_int8_steps(p); }
+};
+
+inline void store_as(char* p, DType type, F a) {
+  if (type == DType::kFloat32)
+    store((float*)p, a);
+  else
+    store_bf16((bf16*)p, a);
+}
