@@ -11,6 +11,7 @@ from what somebody said (`Tokenizer.encode_chat`).
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
@@ -22,8 +23,9 @@ from typing import Any
 
 import jinja2
 import jinja2.nodes as nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from ..errors import InvalidRequestError
@@ -34,6 +36,7 @@ MAX_CHARACTERS = 16_000_000
 RESERVED = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 )
+_WIDTH = re.compile(r"[%{:.][^}%]*?\d{7}")
 _END = "\ue0ff"  # stands where the last message ends; a private-use character
 
 
@@ -68,7 +71,7 @@ class _Counted:
 class _Environment(ImmutableSandboxedEnvironment):
     """jinja's sandbox, with the budget woven into loops and macros."""
 
-    intercepted_binops = frozenset(("*", "**", "+"))
+    intercepted_binops = frozenset(("*", "**", "+", "%"))
 
     def __init__(self) -> None:
         super().__init__(
@@ -78,6 +81,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.filters["_counted"] = self.budget.counted
         self.filters["_joined"] = _joined
+        for name in ("center", "format", "indent", "wordwrap"):
+            self.filters[name] = _checked(self.filters[name])
         self.globals["_tick"] = self.budget.tick
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -92,38 +97,45 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            if not _small(left, 1 << 32) or not _small(right, 64):
-                raise SecurityError("a power this large is not allowed in a template")
-        elif operator == "*":
-            for text, times in ((left, right), (right, left)):
-                if isinstance(text, (str, list, tuple)) and isinstance(times, int):
-                    if len(text) * times > MAX_CHARACTERS:
-                        raise SecurityError("a repetition this long is not allowed in a template")
-            if isinstance(left, int) and isinstance(right, int):
-                if left.bit_length() + right.bit_length() > 4096:
-                    raise SecurityError("a number this large is not allowed in a template")
-        elif isinstance(left, (str, list)) and isinstance(right, (str, list)):
-            if len(left) + len(right) > MAX_CHARACTERS:
-                raise SecurityError("a text this long is not allowed in a template")
+        if _result_size(operator, left, right) > MAX_CHARACTERS:
+            raise SecurityError(f"the result of {operator!r} is too large for a template")
+        if operator == "%" and isinstance(left, str):
+            _check_widths(left)
         return super().call_binop(context, operator, left, right)
 
+    def wrap_str_format(self, value: Any) -> Any:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_widths(str(value.__self__))
+        return wrapped
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Bound what a text's own methods (``center``, ``format``, ``replace``) can make."""
+        text = getattr(function, "__self__", None)
+        if isinstance(text, str):
+            _check_widths(text, *args, *kwargs.values())
+            if getattr(function, "__name__", "") == "replace" and len(args) > 1:
+                grown = len(text) + text.count(str(args[0])) * len(str(args[1]))
+                if grown > MAX_CHARACTERS:
+                    raise SecurityError("a text this long is not allowed in a template")
+        return super().call(context, function, *args, **kwargs)
+
     @staticmethod
-    def concat(parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(parts: Iterable[str]) -> str:
         return _joined(parts)
 
 
 class _Weaver(NodeTransformer):
     """Puts the budget into a parsed template: loops and macros count, ``a ~ b`` is bounded."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
         node.iter = nodes.Filter(node.iter, "_counted", [], [], None, None)
         if node.recursive:  # calls of loop(...) go past the wrapped items
             node.body.insert(0, self._tick())
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
         self.generic_visit(node)
         node.body.insert(0, self._tick())
         return node
@@ -132,7 +144,7 @@ class _Weaver(NodeTransformer):
     def _tick() -> nodes.Output:
         return nodes.Output([nodes.Call(nodes.Name("_tick", "load"), [], [], None, None)])
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
         self.generic_visit(node)
         return nodes.Filter(nodes.List(node.nodes), "_joined", [], [], None, None)
 
@@ -140,15 +152,44 @@ class _Weaver(NodeTransformer):
 class _Generation(Extension):
     """``{% generation %}`` marks what the assistant said, for training; here it is plain text."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> Any:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _small(value: Any, limit: float) -> bool:
-    return isinstance(value, (int, float)) and -limit <= value <= limit
+def _result_size(operator: str, left: Any, right: Any) -> int:
+    """Characters or items that an operator would make; for integers 1000 a bit."""
+    sized = (str, list, tuple)
+    numbers = isinstance(left, int) and isinstance(right, int)
+    if operator == "+":
+        return len(left) + len(right) if isinstance(left, sized) and isinstance(right, sized) else 0
+    if operator == "**":
+        return 1000 * left.bit_length() * right if numbers else 0
+    if numbers:
+        return 1000 * int(left.bit_length() + right.bit_length())
+    if isinstance(left, sized) and isinstance(right, int):
+        return len(left) * right
+    return left * len(right) if isinstance(left, int) and isinstance(right, sized) else 0
+
+
+def _check_widths(text: str, *args: Any) -> None:
+    """Refuse a padding or a format's width of more than a million characters."""
+    wide = any(isinstance(value, int) and value > 1_000_000 for value in args)
+    if wide or (("{" in text or "%" in text) and _WIDTH.search(text)):
+        raise SecurityError("a width this large is not allowed in a template")
+
+
+def _checked(function: Any) -> Any:
+    """A filter that takes widths (``center``, ``indent``, ``format``), bounded."""
+
+    @functools.wraps(function)
+    def bounded(text: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_widths(str(text), *args, *kwargs.values())
+        return function(text, *args, **kwargs)
+
+    return bounded
 
 
 def _joined(parts: Iterable[Any]) -> str:
@@ -278,7 +319,8 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequestError(
-            f"messages must be a list of {{'role', 'content'}} dicts, got {type(messages).__name__}."
+            "messages must be a list of {'role', 'content'} dicts, got "
+            f"{type(messages).__name__}."
         )
     if not messages:
         raise InvalidRequestError("messages is empty; give at least one.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -132,11 +133,10 @@ def _without_dummy_space(layout: dict[str, Any]) -> dict[str, Any] | None:
         if kind == "Prepend":
             changed = True
             return None
-        if kind == "Metaspace" and part.get("prepend_scheme", "always") != "never":
-            if part.get("add_prefix_space", True) is not False:
-                changed = True
-                rest = {k: v for k, v in part.items() if k != "add_prefix_space"}
-                return {**rest, "prepend_scheme": "never"}
+        if kind == "Metaspace" and _prepends(part):
+            changed = True
+            rest = {k: v for k, v in part.items() if k != "add_prefix_space"}
+            return {**rest, "prepend_scheme": "never"}
         if kind == "ByteLevel" and part.get("add_prefix_space"):
             changed = True
             return {**part, "add_prefix_space": False}
@@ -146,6 +146,11 @@ def _without_dummy_space(layout: dict[str, Any]) -> dict[str, Any] | None:
     for key in ("normalizer", "pre_tokenizer"):
         out[key] = walk(layout.get(key))
     return out if changed else None
+
+
+def _prepends(metaspace: Mapping[str, Any]) -> bool:
+    scheme = metaspace.get("prepend_scheme", "always")
+    return scheme != "never" and metaspace.get("add_prefix_space", True) is not False
 
 
 def _add_configured_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
@@ -180,8 +185,8 @@ def _configured_ends(
         text = settings.get(f"{end}_token")
         text = text.get("content") if isinstance(text, Mapping) else text
         found = tokenizer.token_to_id(text) if isinstance(text, str) else None
-        wanted = settings.get(f"add_{end}_token") is True and found is not None
-        ends.append([found] if wanted else [])
+        wanted = settings.get(f"add_{end}_token") is True
+        ends.append([found] if wanted and found is not None else [])
     return ends[0], ends[1]
 
 
@@ -191,10 +196,8 @@ class ObjectCodec:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         size = getattr(tokenizer, "vocab_size", None)
-        try:
+        with contextlib.suppress(TypeError):
             size = len(tokenizer)
-        except TypeError:
-            pass
         # Without a size every id is passed on, and the object says what it is.
         self.vocab_size: int = size if isinstance(size, int) else 1 << 31
         self.special_ids = frozenset(getattr(tokenizer, "all_special_ids", None) or ())

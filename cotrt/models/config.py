@@ -151,13 +151,13 @@ class ModelConfig:
                 f"{', '.join(FAMILIES)}).{custom} Use a model of one of these families."
             )
         architectures = raw.get("architectures") or [family.architecture]
-        if not any(str(a).endswith("ForCausalLM") for a in architectures):
-            # A bare LlamaModel has no head; a classifier has another one.
-            if list(architectures) != [family.architecture.replace("ForCausalLM", "Model")]:
-                raise ModelLoadError(
-                    f"{where}: architecture {architectures} is not a causal language model; "
-                    f"{family.architecture} is needed."
-                )
+        # A bare LlamaModel may have its head beside it or tied; a classifier has another one.
+        bare = family.architecture.replace("ForCausalLM", "Model")
+        if not any(str(a).endswith("ForCausalLM") or a == bare for a in architectures):
+            raise ModelLoadError(
+                f"{where}: architecture {architectures} is not a causal language model; "
+                f"{family.architecture} is needed."
+            )
         if raw.get("quantization_config"):
             method = dict(raw["quantization_config"]).get("quant_method", "unknown")
             raise ModelLoadError(

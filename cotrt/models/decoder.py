@@ -17,7 +17,7 @@ from torch import Tensor
 from ..plan import StepPlan
 from .config import ModelConfig
 from .rope import RotaryTable
-from .weights import WeightSource, tensor_table
+from .weights import TensorSpec, WeightSource, tensor_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class DecoderWeights:
         config: ModelConfig,
         dtype: torch.dtype,
         device: str,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> DecoderWeights:
         """Copy a checked source into merged weights, one tensor at a time.
 
@@ -71,52 +71,43 @@ class DecoderWeights:
             config: of the same model.
             dtype: of the weights.
             device: where they live.
-            progress: called with (layers done, layers in all).
+            progress: called with the number of layers done.
         """
         outer, layers = tensor_table(config)
 
-        def merged(specs: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
-            rows = sum(shape[0] for _, shape in specs)
-            out = torch.empty((rows, *specs[0][1][1:]), dtype=dtype, device=device)
+        def merged(specs: Sequence[TensorSpec]) -> Tensor:
+            rows = sum(spec.shape[0] for spec in specs)
+            out = torch.empty((rows, *specs[0].shape[1:]), dtype=dtype, device=device)
             start = 0
-            for name, shape in specs:
-                out[start : start + shape[0]].copy_(source.get(name))
-                start += shape[0]
+            for spec in specs:
+                out[start : start + spec.shape[0]].copy_(source.get(spec.name))
+                start += spec.shape[0]
             return out
+
+        def maybe(layer: dict[str, TensorSpec], *roles: str) -> Tensor | None:
+            return merged([layer[role] for role in roles]) if roles[0] in layer else None
 
         done: list[LayerWeights] = []
         for layer in layers:
-
-            def take(*roles: str, layer: dict[str, object] = dict(layer)) -> Tensor | None:
-                specs = [layer.get(role) for role in roles]
-                if specs[0] is None:
-                    return None
-                return merged([(s.name, s.shape) for s in specs])  # type: ignore[union-attr]
-
-            def need(*roles: str, take: Callable[..., Tensor | None] = take) -> Tensor:
-                tensor = take(*roles)
-                assert tensor is not None, roles
-                return tensor
-
             done.append(
                 LayerWeights(
-                    input_norm=need("input_norm"),
-                    qkv=need("q", "k", "v"),
-                    qkv_bias=take("q_bias", "k_bias", "v_bias"),
-                    q_norm=take("q_norm"),
-                    k_norm=take("k_norm"),
-                    o=need("o"),
-                    o_bias=take("o_bias"),
-                    post_norm=need("post_norm"),
-                    gate_up=need("gate", "up"),
-                    gate_up_bias=take("gate_bias", "up_bias"),
-                    down=need("down"),
-                    down_bias=take("down_bias"),
+                    input_norm=merged([layer["input_norm"]]),
+                    qkv=merged([layer["q"], layer["k"], layer["v"]]),
+                    qkv_bias=maybe(layer, "q_bias", "k_bias", "v_bias"),
+                    q_norm=maybe(layer, "q_norm"),
+                    k_norm=maybe(layer, "k_norm"),
+                    o=merged([layer["o"]]),
+                    o_bias=maybe(layer, "o_bias"),
+                    post_norm=merged([layer["post_norm"]]),
+                    gate_up=merged([layer["gate"], layer["up"]]),
+                    gate_up_bias=maybe(layer, "gate_bias", "up_bias"),
+                    down=merged([layer["down"]]),
+                    down_bias=maybe(layer, "down_bias"),
                 )
             )
             if progress is not None:
-                progress(len(done), len(layers))
-        embed, norm, *head = (merged([(spec.name, spec.shape)]) for spec in outer)
+                progress(len(done))
+        embed, norm, *head = (merged([spec]) for spec in outer)
         return cls(embed=embed, layers=done, norm=norm, head=head[0] if head else embed)
 
 

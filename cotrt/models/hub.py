@@ -83,7 +83,7 @@ def _fetch(repository: str, revision: str | None, progress: bool | None, weights
 
     import huggingface_hub
     from huggingface_hub import errors
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     show = sys.stderr.isatty() if progress is None else progress
     (enable_progress_bars if show else disable_progress_bars)()

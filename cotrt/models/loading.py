@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InvalidRequestError, ModelLoadError
 from . import hub
 from .config import ModelConfig, read_json
+from .progress import ProgressBar
 from .tokenizer import Tokenizer, read_chat_template
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ def load(
         logger.info("%s: kernels %s (%s)", found.name, backend.name, backend.why)
         opened = _tokenizer(tokenizer, found, template, progress)
         mark = fingerprint(source, config)
-        weights = DecoderWeights.from_source(source, config, kind, device, _bar(progress, found))
+        title = f"loading {Path(found.name).name}"
+        with ProgressBar(title, config.num_layers, "layer", progress) as bar:
+            weights = DecoderWeights.from_source(source, config, kind, device, bar.update)
     finally:
         source.close()
     generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
@@ -224,25 +227,3 @@ def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     if generation.get("do_sample") is False:
         defaults["temperature"] = 0.0
     return defaults
-
-
-class _bar:
-    """Layers loaded, on a terminal."""
-
-    def __init__(self, progress: bool | None, found: hub.Found) -> None:
-        import sys
-
-        self._show = sys.stderr.isatty() if progress is None else progress
-        self._title = f"loading {Path(found.name).name}"
-        self._tqdm: Any = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if not self._show:
-            return
-        if self._tqdm is None:
-            from tqdm import tqdm
-
-            self._tqdm = tqdm(total=total, desc=self._title, unit="layer", leave=False)
-        self._tqdm.update(done - self._tqdm.n)
-        if done == total:
-            self._tqdm.close()

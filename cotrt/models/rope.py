@@ -220,5 +220,5 @@ class RotaryTable:
             self._cos, self._sin = self._angles(max(length, min(2 * have, self._limit)))
 
     def gather(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin ``[T, head_dim / 2]`` float32 of int64 ``positions`` ``[T]``, reserved."""
+        """Cos and sin, float32 ``[T, head_dim / 2]``, of reserved int64 ``positions`` ``[T]``."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)

