@@ -85,8 +85,10 @@ class Sequences:
         self.tables = self.tables.reshape(num, self.blocks_each)
         self.lengths = [0] * num
 
-    def step(self, work: list[tuple[int, list[int]]], *, all_rows: bool = True) -> torch.Tensor:
-        """Append tokens to sequences; logits of all rows, or of each sequence's last."""
+    def step(
+        self, work: list[tuple[int, list[int]]], *, all_rows: bool = True, last_rows: Any = None
+    ) -> torch.Tensor:
+        """Append tokens to sequences; logits of all rows, of each sequence's last, or as given."""
         ids, positions, slots, groups, rows, row_ends = [], [], [], [], [], []
         lens, row_offsets, block_offsets = [], [0], [0]
         for sequence, tokens in work:
@@ -109,6 +111,7 @@ class Sequences:
             return np.asarray(values, dtype=dtype)
 
         num = len(rows)
+        wanted = row_ends if last_rows is None else last_rows
         attention = AttentionPlan(
             block_size=self.block_size,
             query_positions=array(positions),
@@ -128,7 +131,7 @@ class Sequences:
             slot_mapping=array(slots, np.int64),
             copies=(),
             attention=attention,
-            logits_rows=array(rows if all_rows else row_ends),
+            logits_rows=array(rows if all_rows and last_rows is None else wanted),
             sample_rows=array([]),
         )
         return self.decoder.run(plan)
