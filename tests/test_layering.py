@@ -14,7 +14,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("plan",),
     ("tree", "kernels", "models", "sampling"),
     ("engine",),
-    ("llm", "branch", "handle", "chat", "outputs", "testing"),
+    ("llm", "branch", "handle", "chat", "outputs", "testing", "choose", "runtime", "stats"),
     ("search",),
     ("viewer", "server", "client", "cli", "bench", "__main__"),
 )
