@@ -14,7 +14,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("plan",),
     ("tree", "kernels", "models", "sampling"),
     ("engine",),
-    ("llm", "branch", "handle", "chat", "outputs", "testing", "choose", "runtime", "stats"),
+    (
+        *("llm", "branch", "handle", "chat", "outputs", "testing"),
+        *("choose", "runtime", "stats", "submission"),
+    ),
     ("search",),
     ("viewer", "server", "client", "cli", "bench", "__main__"),
 )
