@@ -1,0 +1,630 @@
+"""Branches: token sequences that a program forks, extends, scores, rolls back and prunes."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from cotrt.engine.state import GenerationState, ScoreState
+from cotrt.errors import BranchPrunedError, InvalidRequestError, PromptTooLongError
+from cotrt.handle import Generation, Generations, Handle, gather
+from cotrt.outputs import BranchKV, Choice, Score
+from cotrt.params import SamplingParams
+from cotrt.sampling.seeds import normalize_seed, output_seed
+from cotrt.tree.sequence import Sequence as TokenSequence
+
+if TYPE_CHECKING:
+    from cotrt.runtime import Runtime
+
+Continuation = str | Sequence[int]
+
+# At most this share of the pool can be kept by leases.
+_MAX_KEPT_SHARE = 0.5
+
+
+class Branch:
+    """A token sequence that grows, is rolled back, or is pruned; its KV lives in the engine.
+
+    Make roots with `LLM.branch` and children with `fork`. As a context manager it is pruned on
+    leaving. A branch that is garbage-collected counts as closed.
+
+    Attributes:
+        metadata: a dict for the program's own use.
+    """
+
+    __slots__ = ("_closed", "_runtime", "_seq", "__weakref__")
+
+    def __init__(self, runtime: Runtime, seq: TokenSequence) -> None:
+        self._runtime = runtime
+        self._seq = seq
+        self._closed = False
+        seq.handle = weakref.ref(self)
+
+    # ---- verbs that need no model -------------------------------------------------------------
+
+    def fork(self, n: int = 1, *, at: int | None = None) -> Branches:
+        """`n` children that share every KV block with this branch.
+
+        Nothing is copied and the cost does not depend on the branch's length. Of a running
+        branch the children have its tokens as published at the call.
+
+        Args:
+            n: how many, at least 1.
+            at: absolute length to fork at; default: all tokens.
+
+        Raises:
+            InvalidRequestError: `n` or `at` is out of range.
+            BranchPrunedError: the branch was pruned or closed.
+            EngineDeadError: the engine has stopped.
+        """
+        if type(n) is not int or n < 1:
+            raise InvalidRequestError(f"fork(n={n!r}): n must be an int of at least 1")
+        runtime, engine = self._runtime, self._runtime.engine
+        runtime.check()
+        with engine.lock:
+            self._check(idle=False)
+            seq = self._seq
+            if at is not None:
+                self._check_length(at, "at")
+            return Branches([Branch(runtime, engine.fork(seq, at)) for _ in range(n)])
+
+    def extend(self, text_or_ids: Continuation, *, special: bool = True) -> Branch:
+        """Append forced tokens: text that follows ``b.text`` exactly, or token ids.
+
+        They are computed with the next step that needs them.
+
+        Args:
+            text_or_ids: what to append.
+            special: False encodes ``<|im_end|>`` and the like as plain characters: for text that
+                comes from tools or users.
+
+        Returns:
+            This branch.
+
+        Raises:
+            PromptTooLongError: more than max_model_len; nothing is appended.
+            KVCacheExhaustedError: more than the whole pool can hold; nothing is appended.
+            InvalidRequestError: not text, or a bad token id.
+            BranchBusyError: the branch is generating.
+            BranchPrunedError: the branch was pruned or closed.
+            EngineDeadError: the engine has stopped.
+        """
+        runtime = self._runtime
+        runtime.check()
+        ids = runtime.encode_continuation(text_or_ids, special=special, what="extend's argument")
+        with runtime.engine.lock:
+            self._check()
+            runtime.check_length(self._seq.length + len(ids))
+            runtime.engine.extend(self._seq, ids)
+        return self
+
+    def truncate(self, length: int, *, same_draws: bool = False) -> Branch:
+        """Roll back to an absolute length noted earlier with ``len(b)``.
+
+        It may lie below the branch's own fork point. Children keep what they share.
+
+        Args:
+            length: 0 to ``len(b)``.
+            same_draws: False: the next sampling draws anew, and reproducibly; True: it draws
+                as it did before.
+
+        Returns:
+            This branch.
+
+        Raises:
+            InvalidRequestError: `length` is not within 0 to ``len(b)``.
+            BranchBusyError: the branch is generating.
+            BranchPrunedError: the branch was pruned or closed.
+            EngineDeadError: the engine has stopped.
+        """
+        self._runtime.check()
+        with self._runtime.engine.lock:
+            self._check()
+            self._check_length(length, "length")
+            self._runtime.engine.truncate(self._seq, length, same_draws=same_draws)
+        return self
+
+    def prune(self) -> None:
+        """Cut this branch and everything grown from it; idempotent.
+
+        Running work stops, and its handles raise `BranchPrunedError`. Blocks that nobody else
+        holds leave ``in_use`` at once.
+
+        Raises:
+            EngineDeadError: the process was forked.
+        """
+        runtime = self._runtime
+        if runtime.driver.forked:
+            runtime.check()
+        with runtime.engine.lock:
+            runtime.engine.prune(self._seq)
+
+    def close(self) -> None:
+        """Give up this handle; children live on, and running work goes on. Idempotent.
+
+        Raises:
+            EngineDeadError: the process was forked.
+        """
+        runtime = self._runtime
+        if runtime.driver.forked:
+            runtime.check()
+        if not self._closed:
+            self._closed = True
+            with runtime.engine.lock:
+                runtime.engine.close(self._seq)
+
+    def keep(self, seconds: float) -> None:
+        """A lease: for so long its KV is evicted last. 0 ends it.
+
+        Raises:
+            InvalidRequestError: a negative time, or more than half of the pool would be kept.
+            BranchPrunedError: the branch was pruned or closed.
+            EngineDeadError: the engine has stopped.
+        """
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise InvalidRequestError(f"keep({seconds!r}): seconds must be a number, 0 or more")
+        runtime = self._runtime
+        runtime.check()
+        with runtime.engine.lock:
+            self._check(idle=False)
+            runtime.engine.keep(self._seq, time.monotonic() + seconds, _MAX_KEPT_SHARE)
+
+    # ---- verbs that need the model ------------------------------------------------------------
+
+    def generate(self, params: SamplingParams | None = None, **overrides: Any) -> Generation:
+        """Sample from here; the branch grows by every sampled token, stop tokens included.
+
+        Args:
+            params: how to sample; default: the model's ``generation_config.json``. ``n`` must be
+                1, and ``max_tokens`` unset means no limit.
+            **overrides: fields of `SamplingParams` to set on top.
+
+        Raises:
+            pydantic.ValidationError: a bad value or an unknown field.
+            InvalidRequestError: ``n`` is not 1, or the branch is empty.
+            PromptTooLongError: no room for one token within max_model_len.
+            KVCacheExhaustedError: more than the whole pool can ever hold.
+            BranchBusyError: the branch is generating already.
+            BranchPrunedError: the branch was pruned or closed.
+            EngineDeadError: the engine has stopped.
+        """
+        params = self._runtime.params(params, overrides)
+        return _generate([self], [params], [None])[0]
+
+    @overload
+    def score(self, continuations: str, *, given: Continuation = ...) -> Handle[Score]: ...
+    @overload
+    def score(self, continuations: Sequence[Any], *, given: Continuation = ...) -> Handle[Any]: ...
+    def score(self, continuations: Any, *, given: Continuation = "") -> Handle[Any]:
+        """Log-probability of each continuation after `given`; the branch is unchanged.
+
+        Each is tokenised alone: put the space into the option (" Yes").
+
+        Args:
+            continuations: a str or a list of ids is one; a list of those is many, all in one
+                batch over the shared prefix.
+            given: forced before them and not scored.
+
+        Returns:
+            A handle of a `Score`, or of a list of them.
+
+        Raises:
+            InvalidRequestError: an empty continuation, or nothing before it.
+            PromptTooLongError, KVCacheExhaustedError: it does not fit.
+            BranchPrunedError: the branch was pruned or closed.
+            EngineDeadError: the engine has stopped.
+        """
+        many, options = _as_options(continuations)
+        scores = _score([self], options, given)[0]
+        if many:
+            return scores
+        return Handle(scores._promises, lambda: scores._collect()[0], scores._cancel, scores._check)
+
+    def choose(
+        self,
+        options: Sequence[Continuation],
+        *,
+        given: Continuation = "",
+        normalize: Literal["mean", "sum"] = "mean",
+    ) -> Handle[Choice]:
+        """Score the options, then append `given` and the best one (ties: the first).
+
+        Args:
+            options: at least one, different as token ids.
+            given: forced before the option.
+            normalize: compare mean or total log-probability.
+
+        Raises:
+            InvalidRequestError: options that are empty or equal, or a bad `normalize`.
+            PromptTooLongError, KVCacheExhaustedError: it does not fit.
+            BranchBusyError: the branch is generating.
+            BranchPrunedError: the branch was pruned or closed.
+            EngineDeadError: the engine has stopped.
+        """
+        from cotrt.choose import choose
+
+        return choose([self], options, given, normalize)[0]
+
+    # ---- properties ---------------------------------------------------------------------------
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All token ids, given and sampled."""
+        return self._read(lambda seq: seq.ids())
+
+    @property
+    def logprobs(self) -> list[float | None]:
+        """One entry a token: raw log-probability where it was sampled, None where given."""
+        return self._read(lambda seq: seq.span.slice_logprobs(0, seq.length))
+
+    @property
+    def sampled(self) -> list[bool]:
+        """One entry a token: whether it was sampled."""
+        return self._read(lambda seq: [bool(x) for x in seq.span.slice_sampled(0, seq.length)])
+
+    @property
+    def text(self) -> str:
+        """What the model saw, special tokens included.
+
+        Raises:
+            InvalidRequestError: the model has no tokenizer.
+        """
+        return self._runtime.decode(self.token_ids)
+
+    def decode(
+        self, start: int = 0, stop: int | None = None, skip_special_tokens: bool = False
+    ) -> str:
+        """Text of the tokens at absolute positions `start` to `stop` (negative ones from the end).
+
+        Raises:
+            InvalidRequestError: the model has no tokenizer.
+        """
+        ids = self.token_ids[start:stop]
+        return self._runtime.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def __len__(self) -> int:
+        return self._read(lambda seq: seq.length)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def parent(self) -> Branch | None:
+        """The branch it was forked from, if that lives; else None."""
+
+        def find(seq: TokenSequence) -> Branch | None:
+            parent = seq.parent
+            if parent is None or not self._runtime.engine.is_alive(parent):
+                return None
+            return self._handle_of(parent)
+
+        return self._read(find)
+
+    @property
+    def children(self) -> Branches:
+        """Its living children, in the order of their making."""
+
+        def find(seq: TokenSequence) -> Branches:
+            alive = self._runtime.engine.is_alive
+            return Branches([self._handle_of(c) for c in seq.living_children() if alive(c)])
+
+        return self._read(find)
+
+    @property
+    def id(self) -> int:
+        """Unique in the engine."""
+        return self._seq.id
+
+    @property
+    def depth(self) -> int:
+        """Forks between it and its root."""
+        return self._seq.depth
+
+    @property
+    def alive(self) -> bool:
+        """It was neither pruned nor closed."""
+        return not (self._seq.pruned or self._closed)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """A dict for the program's own use."""
+        if self._seq.metadata is None:
+            self._seq.metadata = {}
+        return self._seq.metadata
+
+    @property
+    def finished(self) -> bool:
+        """Its last generation ended by an end-of-sequence token, and nothing came after."""
+        return self._read(lambda seq: seq.ended_at == seq.length)
+
+    @property
+    def kv(self) -> BranchKV:
+        """Where its KV is now."""
+        from cotrt.stats import branch_kv
+
+        return self._read(lambda seq: branch_kv(self._runtime.engine, seq))
+
+    # ---- inside -------------------------------------------------------------------------------
+
+    def _read(self, read: Any) -> Any:
+        if self._runtime.driver.forked:
+            self._runtime.check()
+        with self._runtime.engine.lock:
+            return read(self._seq)
+
+    def _check(self, *, idle: bool = True) -> None:
+        if self._closed and not self._seq.pruned:
+            raise BranchPrunedError(f"branch {self.id} was closed: keep a handle to use it")
+        self._runtime.check_usable(self._seq, idle=idle)
+
+    def _check_length(self, length: Any, name: str) -> None:
+        if type(length) is not int or not 0 <= length <= self._seq.length:
+            raise InvalidRequestError(
+                f"{name}={length!r}: must be an int from 0 to the branch's length, "
+                f"{self._seq.length}"
+            )
+
+    def _handle_of(self, seq: TokenSequence) -> Branch:
+        handle: Branch | None = seq.handle() if seq.handle is not None else None
+        if handle is not None and not handle._closed:
+            return handle
+        if seq.closed:
+            self._runtime.engine.reopen(seq)
+        return Branch(self._runtime, seq)
+
+    def __enter__(self) -> Branch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.prune()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not self._seq.pruned:
+            self._runtime.engine.drop_later(self._seq)
+            self._runtime.driver.poke()
+
+    def __repr__(self) -> str:
+        state = "pruned" if self._seq.pruned else "closed" if self._closed else "alive"
+        return f"<Branch {self.id}: {self._seq.length} tokens, depth {self.depth}, {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Branch cannot be pickled: it is a handle into this process's engine; send "
+            "b.token_ids, and make a branch of them there"
+        )
+
+
+class Branches(Sequence[Branch]):
+    """Several branches with the verbs of one, run as one batch; a slice is one too.
+
+    As a context manager it prunes all of them on leaving.
+    """
+
+    def __init__(self, branches: Iterable[Branch] = ()) -> None:
+        self._branches = list(branches)
+
+    def generate(
+        self, params: SamplingParams | Sequence[SamplingParams] | None = None, **overrides: Any
+    ) -> Generations:
+        """`Branch.generate` on each, in one batch.
+
+        Args:
+            params: one for all (an explicit seed gives the i-th branch ``hash(seed, i)``), or
+                one each.
+            **overrides: fields to set on top of each.
+
+        Raises:
+            InvalidRequestError: as many params as branches are needed, and those of
+                `Branch.generate`; nothing is started then.
+        """
+        if not self._branches:
+            raise InvalidRequestError("generate on no branches: Branches is empty")
+        runtime = self._branches[0]._runtime
+        if params is None or isinstance(params, SamplingParams):
+            one = runtime.params(params, overrides)
+            seeds = [
+                None if one.seed is None else output_seed(normalize_seed(one.seed), i)
+                for i in range(len(self))
+            ]
+            return _generate(self._branches, [one] * len(self), seeds)
+        if len(params) != len(self):
+            raise InvalidRequestError(
+                f"{len(params)} params for {len(self)} branches: give one, or one each"
+            )
+        each = [runtime.params(p, overrides) for p in params]
+        return _generate(self._branches, each, [None] * len(self))
+
+    def score(self, continuations: Any, *, given: Continuation = "") -> Handle[list[Any]]:
+        """`Branch.score` on each: a handle of one `Score` (or list of them) a branch."""
+        many, options = _as_options(continuations)
+        handles = _score(self._branches, options, given)
+
+        def collect() -> list[Any]:
+            return gather(handles, lambda h: h._collect() if many else h._collect()[0])
+
+        return _joined(handles, collect)
+
+    def choose(
+        self,
+        options: Sequence[Continuation],
+        *,
+        given: Continuation = "",
+        normalize: Literal["mean", "sum"] = "mean",
+    ) -> Handle[list[Choice]]:
+        """`Branch.choose` on each, in one batch."""
+        from cotrt.choose import choose
+
+        handles = choose(self._branches, options, given, normalize)
+        return _joined(handles, lambda: gather(handles, lambda h: h._collect()))
+
+    def extend(
+        self, text_or_ids: Continuation | Sequence[Continuation], *, special: bool = True
+    ) -> Branches:
+        """`Branch.extend` on each: one text or list of ids for all, or a list with one each."""
+        many = not isinstance(text_or_ids, str) and any(not isinstance(x, int) for x in text_or_ids)
+        each = list(text_or_ids) if many else [text_or_ids] * len(self)
+        if len(each) != len(self):
+            raise InvalidRequestError(f"{len(each)} texts for {len(self)} branches")
+        for branch, item in zip(self._branches, each):
+            branch.extend(item, special=special)  # type: ignore[arg-type]
+        return self
+
+    def fork(self, n: int = 1, *, at: int | None = None) -> Branches:
+        """`n` children of each, those of the first branch first."""
+        return Branches([child for b in self._branches for child in b.fork(n, at=at)])
+
+    def truncate(self, length: int, *, same_draws: bool = False) -> Branches:
+        """`Branch.truncate` on each."""
+        for branch in self._branches:
+            branch.truncate(length, same_draws=same_draws)
+        return self
+
+    def prune(self) -> None:
+        """Prune all."""
+        for branch in self._branches:
+            branch.prune()
+
+    def close(self) -> None:
+        """Close all."""
+        for branch in self._branches:
+            branch.close()
+
+    @property
+    def finished(self) -> Branches:
+        """Those whose last generation ended by an end-of-sequence token."""
+        return Branches([b for b in self._branches if b.finished])
+
+    @overload
+    def __getitem__(self, index: int) -> Branch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Branches: ...
+    def __getitem__(self, index: int | slice) -> Branch | Branches:
+        """The branch at `index`, or `Branches` for a slice."""
+        found = self._branches[index]
+        return Branches(found) if isinstance(found, list) else found
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def __enter__(self) -> Branches:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.prune()
+
+    def __repr__(self) -> str:
+        return f"Branches({self._branches!r})"
+
+
+def _generate(
+    branches: Sequence[Branch], params: Sequence[SamplingParams], seeds: Sequence[int | None]
+) -> Generations:
+    """Check all, then start all."""
+    runtime = branches[0]._runtime
+    runtime.check()
+    with runtime.engine.lock:
+        states: list[GenerationState] = []
+        seen: set[int] = set()
+        for branch, one, seed in zip(branches, params, seeds):
+            if one.n != 1:
+                raise InvalidRequestError(f"n={one.n} on a branch: fork({one.n}) it instead")
+            if id(branch._seq) in seen:
+                raise InvalidRequestError(f"branch {branch.id} is in the batch twice")
+            seen.add(id(branch._seq))
+            branch._check()
+            states.append(runtime.new_state(branch._seq, one, default_max_tokens=None, seed=seed))
+        for state in states:
+            runtime.engine.start_generation(state)
+    return Generations(runtime, [Generation(runtime, state) for state in states])
+
+
+def _as_options(continuations: Any) -> tuple[bool, list[Any]]:
+    """Whether many were given, and the list of them."""
+    if isinstance(continuations, str):
+        return False, [continuations]
+    items = list(continuations)
+    if items and all(type(item) is int for item in items):
+        return False, [items]
+    return True, items
+
+
+def _score(
+    branches: Sequence[Branch], options: Sequence[Any], given: Continuation
+) -> list[Handle[list[Score]]]:
+    """Start the scores of all options on all branches; one handle a branch."""
+    if not branches:
+        return []
+    runtime = branches[0]._runtime
+    runtime.check()
+    engine = runtime.engine
+    before = runtime.encode_continuation(given, what="given")
+    encoded = [runtime.encode_continuation(option, what="a continuation") for option in options]
+    for option, ids in zip(options, encoded):
+        if not ids:
+            raise InvalidRequestError(f"the continuation {option!r} has no tokens to score")
+    handles = []
+    with engine.lock:
+        for branch in branches:
+            branch._check(idle=False)
+            if branch._seq.length + len(before) == 0:
+                raise InvalidRequestError(
+                    "nothing comes before the continuation: extend the branch, or set given="
+                )
+            for ids in encoded:
+                length = branch._seq.length + len(before) + len(ids)
+                if length > runtime.max_model_len:
+                    raise PromptTooLongError(
+                        f"branch, given and continuation are {length} tokens, more than "
+                        f"max_model_len={runtime.max_model_len}"
+                    )
+                runtime.check_length(length)
+        for branch in branches:
+            states = []
+            for ids in encoded:
+                child = engine.fork(branch._seq, internal=True)
+                engine.extend(child, before + ids)
+                state = ScoreState(child, child.length - len(ids))
+                engine.start_score(state)
+                states.append(state)
+            handles.append(_score_handle(runtime, states, encoded))
+    return handles
+
+
+def _score_handle(
+    runtime: Runtime, states: list[ScoreState], encoded: list[list[int]]
+) -> Handle[list[Score]]:
+    def one(pair: tuple[ScoreState, list[int]]) -> Score:
+        state, ids = pair
+        if state.promise.error is not None:
+            raise state.promise.error
+        return Score(list(ids), list(state.promise.value))
+
+    return Handle(
+        [state.promise for state in states],
+        lambda: gather(list(zip(states, encoded)), one),
+        lambda: runtime.cancel(states),
+        runtime.check,
+    )
+
+
+def _joined(handles: Sequence[Handle[Any]], collect: Any) -> Handle[Any]:
+    def cancel() -> None:
+        for handle in handles:
+            handle._cancel()
+
+    promises = [promise for handle in handles for promise in handle._promises]
+    check = handles[0]._check if handles else lambda: None
+    return Handle(promises, collect, cancel, check)

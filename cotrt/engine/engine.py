@@ -1,0 +1,597 @@
+"""The engine: sequences, works and the step. No threads of its own, one lock for everybody.
+
+A step is schedule (under the lock), run (without it), update (under it). Verbs that need no model
+take the lock between and act at once; what a step in flight brings for a work that ended in the
+meantime is dropped.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any
+
+import numpy as np
+
+from cotrt.engine.lock import EngineLock
+from cotrt.engine.model import StepModel
+from cotrt.engine.model_runner import ModelRunner, StepResult
+from cotrt.engine.promise import Promise, wake
+from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, TokenScores
+from cotrt.errors import (
+    BranchPrunedError,
+    EngineDeadError,
+    InvalidRequestError,
+    KVCacheExhaustedError,
+    NumericsError,
+)
+from cotrt.sampling.seeds import child_seed, root_seed
+from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts
+from cotrt.tree.kv_tree import KVTree
+from cotrt.tree.scheduler import Scheduler
+from cotrt.tree.sequence import Sequence
+from cotrt.tree.step import Step
+from cotrt.tree.tokens import TokenSpan
+from cotrt.tree.work import Work, WorkState
+
+logger = logging.getLogger(__name__)
+
+# Scored logits a step hold at most this many numbers (64 MiB of float32).
+_MAX_SCORED_NUMBERS = 1 << 24
+
+
+class Engine:
+    """Everything that a program's tree of branches is made of.
+
+    Args:
+        model: the model; its KV cache is allocated here.
+        num_blocks, block_size: the KV pool.
+        max_num_seqs, max_num_batched_tokens: limits of a step.
+        seed: what the seeds of roots are hashed from.
+        match_prompts: reuse KV of earlier prompts for new ones.
+        processed_logprobs: report log-probabilities of the distribution drawn from.
+        check_laws: recompute every law when a step has left nothing to do.
+
+    Attributes:
+        lock: held by whoever reads or changes the tree.
+        on_work: called (with the lock held) when there is something to do.
+        dead: why nothing works any more, or None.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        seed: int = 0,
+        match_prompts: bool = True,
+        processed_logprobs: bool = False,
+        check_laws: bool = False,
+    ) -> None:
+        self.model = model
+        self.lock = EngineLock()
+        self.tree = KVTree(num_blocks, block_size)
+        planner = AttentionPlanner(block_size, PlanCosts(**model.plan_options))
+        self.scheduler = Scheduler(
+            self.tree,
+            planner,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_scored_rows=max(16, _MAX_SCORED_NUMBERS // model.vocab_size),
+            match_prompts=match_prompts,
+        )
+        model.allocate_kv(num_blocks, block_size)
+        self.on_work: Callable[[], None] = lambda: None
+        self.dead: BaseException | None = None
+        self.num_forks = 0
+        self.num_prunes = 0
+        self.num_generated = 0
+        self._runner = ModelRunner(model, processed_logprobs=processed_logprobs)
+        self._seed = seed
+        self._check_laws = check_laws
+        self._ids = itertools.count()
+        self._num_roots = 0
+        self._num_works = itertools.count()
+        self._dropped: collections.deque[Sequence] = collections.deque()
+        self._between: list[tuple[Callable[[], Any], Promise]] = []
+        self._in_flight = False
+        self._woken: list[Promise] = []
+
+    # ---- verbs on sequences (the caller holds the lock) ---------------------------------------
+
+    def new_root(self, ids: list[int]) -> Sequence:
+        """A root sequence of given tokens."""
+        span = TokenSpan()
+        span.extend(ids)
+        number = self._num_roots
+        self._num_roots += 1
+        seq = Sequence(
+            next(self._ids), span, self.tree.root, seed=root_seed(self._seed, number), number=number
+        )
+        self._register(seq)
+        return seq
+
+    def fork(self, seq: Sequence, length: int | None = None, *, internal: bool = False) -> Sequence:
+        """A child that shares tokens and KV of `seq` up to `length` (default: all)."""
+        length = seq.length if length is None else length
+        number = seq.num_forks
+        if not internal:
+            seq.num_forks += 1
+            self.num_forks += 1
+        child = Sequence(
+            next(self._ids),
+            seq.span.child(length),
+            seq.node,
+            seed=child_seed(seq.seed, number),
+            parent=seq,
+            number=number,
+            internal=internal,
+        )
+        child.fork_length = length
+        if seq in self.scheduler.sequences:
+            self.tree.fork_tip(seq, child)
+            self.tree.truncate_tip(child, length)
+        else:  # a closed parent that lives on for its descendants holds no KV
+            child.node = self.tree.root
+            self.tree.attach(child)
+        self.scheduler.add_sequence(child)
+        seq.adopt_child(child)
+        return child
+
+    def extend(self, seq: Sequence, ids: list[int]) -> None:
+        """Append given tokens; they are computed with the next work that needs them."""
+        seq.span.extend(ids)
+
+    def truncate(self, seq: Sequence, length: int, *, same_draws: bool) -> None:
+        """Roll back to `length` tokens; the next sampling draws anew unless `same_draws`."""
+        if length == seq.length:
+            return
+        self.tree.truncate_tip(seq, length)
+        seq.span = seq.span.truncated(length)
+        if not same_draws:
+            seq.epoch += 1
+
+    def prune(self, seq: Sequence) -> None:
+        """Cut `seq` and everything grown from it: running work stops, KV is given up."""
+        if seq.pruned:
+            return
+        self.num_prunes += 1
+        stack, doomed = [seq], []
+        while stack:
+            each = stack.pop()
+            doomed.append(each)
+            stack.extend(each.living_children(internal=True))
+        for each in doomed:
+            each.pruned = True
+        # Leaves first, so that a block's last holder is the one nearest to the root.
+        for each in reversed(doomed):
+            if each.work is not None:
+                self._end_pruned(each.work)
+            if each.choice is not None:
+                self._end_choice(each.choice, BranchPrunedError("the branch was pruned"))
+            if each in self.scheduler.sequences:
+                self.scheduler.drop_sequence(each, pruned=True)
+        self._flush_woken()
+
+    def close(self, seq: Sequence) -> None:
+        """Give up the handle: without running work its KV is only cached from now on."""
+        seq.closed = True
+        if not seq.pruned and not seq.is_busy and seq in self.scheduler.sequences:
+            self.scheduler.drop_sequence(seq)
+
+    def reopen(self, seq: Sequence) -> None:
+        """A handle was made again for a closed sequence that lives on in its descendants."""
+        seq.closed = False
+        self._register(seq)
+
+    def drop_later(self, seq: Sequence) -> None:
+        """`close` from a finaliser: takes no lock."""
+        self._dropped.append(seq)
+
+    def is_alive(self, seq: Sequence) -> bool:
+        """Not pruned, and with a handle, running work or a living descendant."""
+        stack = [seq]
+        while stack:
+            each = stack.pop()
+            if not each.pruned and (not each.closed or each.is_busy):
+                return True
+            stack.extend(each.living_children())
+        return False
+
+    def _register(self, seq: Sequence) -> None:
+        if seq not in self.scheduler.sequences:
+            self.tree.attach(seq)
+            self.scheduler.add_sequence(seq)
+
+    # ---- works (the caller holds the lock) ----------------------------------------------------
+
+    def start_generation(self, state: GenerationState) -> None:
+        """Queue a generate. Its sequence is busy until it ends."""
+        seq, params = state.seq, state.params
+        state.created = time.monotonic()
+        wants_prompt = params.prompt_logprobs is not None
+        samples = state.max_length > seq.length
+        work = self._new_work(
+            seq,
+            samples=samples,
+            logits_from=0 if wants_prompt else Work.NO_SCORES,
+            priority=params.priority,
+            data=state,
+        )
+        state.work = work
+        if not samples and (not wants_prompt or seq.length < 2):
+            self._finish(work, "length", None)
+            self._flush_woken()
+            return
+        self._queue(work)
+
+    def start_score(self, state: ScoreState, priority: int = 0) -> None:
+        """Queue a score on its temporary sequence."""
+        work = self._new_work(
+            state.seq, samples=False, logits_from=state.first - 1, priority=priority, data=state
+        )
+        state.work = work
+        self._queue(work)
+
+    def start_choice(self, state: ChoiceState) -> None:
+        """Queue the scores of a choose; its sequence is busy until all have ended."""
+        state.seq.choice = state
+        for score in state.scores:
+            score.choice = state
+            self.start_score(score)
+
+    def cancel_choice(self, state: ChoiceState) -> None:
+        """End a choose now; its branch is free and unchanged."""
+        self._end_choice(state, CancelledError("the choice was cancelled"))
+        self._flush_woken()
+
+    def _new_work(self, seq: Sequence, **options: Any) -> Work:
+        work = Work(seq, number=next(self._num_works), **options)
+        seq.work = work
+        return work
+
+    def _queue(self, work: Work) -> None:
+        self.scheduler.add(work)
+        self.on_work()
+
+    def cancel(self, state: GenerationState | ScoreState) -> None:
+        """End a work now; the branch is free when this returns, with the tokens that it has."""
+        work = state.work
+        if work is None or work.state is WorkState.DONE or state.promise.done:
+            return
+        if isinstance(state, GenerationState):
+            self._finish(work, "abort", None)
+        else:
+            self._fail(work, CancelledError("the handle was cancelled"))
+        self._flush_woken()
+
+    def when_between_steps(self, call: Callable[[], Any]) -> Promise:
+        """Run `call` under the lock with no step in flight: now, or after the present one."""
+        promise = Promise()
+        if self._in_flight:
+            self._between.append((call, promise))
+        else:
+            self._drop_closed()
+            promise.set(call())
+        return promise
+
+    # ---- the step -----------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._dropped)
+
+    def step(self) -> bool:
+        """Run one step.
+
+        Returns:
+            False if there was nothing to do.
+        """
+        self.lock.acquire_after_others()
+        try:
+            if self.dead is not None:
+                return False
+            self._drop_closed()
+            step = self.scheduler.schedule()
+            for work in self.scheduler.take_exhausted():
+                self._finish_exhausted(work)
+            if step is None:
+                self._flush_woken()
+                if self._check_laws and not self.scheduler.has_work:
+                    self.check_invariants()
+                return self.scheduler.has_work
+            batch = self._runner.prepare(step)
+            num_top = [self._num_top(work) for work, _ in step.scored]
+            self._in_flight = True
+        except BaseException as error:
+            self._die(error)
+            raise
+        finally:
+            self.lock.release()
+        try:
+            result = self._runner.run(step, batch, num_top)
+        except Exception as error:
+            logger.exception("a step failed; the requests in it end with its error")
+            self._after_failed_step(step, error)
+            return True
+        with self.lock:
+            self._in_flight = False
+            try:
+                self._update(step, result)
+            except BaseException as error:
+                self._die(error)
+                raise
+            self._answer_between()
+            self._flush_woken()
+        return True
+
+    def _num_top(self, work: Work) -> int:
+        state = work.data
+        if isinstance(state, GenerationState) and state.params.prompt_logprobs is not None:
+            return state.params.prompt_logprobs
+        return -1
+
+    def _update(self, step: Step, result: StepResult) -> None:
+        drawn = result.drawn
+        if drawn is not None and drawn.bad.any():
+            for index in np.flatnonzero(drawn.bad).tolist():
+                self._end_bad(step.draws[index])
+        for (work, _), scores in zip(step.scored, result.scored):
+            if scores is None:
+                self._end_bad(work)
+        self.scheduler.commit(step)
+        if step.scored:
+            self._take_scores(step, result)
+        if drawn is not None:
+            goes_on = self._append_drawn(step, drawn)
+            if goes_on and step.is_decode:
+                self.scheduler.lengthen_next(step, drawn.token_ids)
+
+    def _append_drawn(self, step: Step, drawn: Any) -> bool:
+        """Append each draw to its sequence and end what is complete; True if all go on."""
+        tops, goes_on, now = drawn.top, True, 0.0
+        tokens, logprobs = drawn.token_ids.tolist(), drawn.logprobs.tolist()
+        for index, work in enumerate(step.draws):
+            if work.state is not WorkState.RUNNING:
+                goes_on = False
+                continue
+            state, span, token = work.data, work.seq.span, tokens[index]
+            span.ids.append(token)
+            span.logprobs.append(logprobs[index])
+            span.sampled.append(1)
+            self.num_generated += 1
+            if tops and index in tops:
+                state.scores.append(TokenScores(logprobs[index], tops[index]))
+            if state.history is not None:
+                state.history.append(token)
+            if not state.first_token:
+                now = now or time.monotonic()
+                self._note_first_token(work, state, now)
+            length = span.start + len(span.ids)
+            if length > state.min_length:
+                if token in state.stop_ids:
+                    if token in state.eos_ids:
+                        state.ended_by_eos, work.seq.ended_at = True, length
+                    self._finish(work, "stop", None if state.ended_by_eos else token)
+                    goes_on = False
+                    continue
+            if state.watch is not None:
+                match = state.watch.append(token, length > state.min_length)
+                if match is not None:
+                    self._finish(work, "stop", match)
+                    goes_on = False
+                    continue
+            if length >= state.max_length:
+                self._finish(work, "length", None)
+                goes_on = False
+            elif state.promise.is_watched:
+                self._woken.append(state.promise)
+        return goes_on
+
+    def _note_first_token(self, work: Work, state: GenerationState, now: float) -> None:
+        state.first_token = now
+        if work.num_reused is not None:
+            state.num_cached = min(work.num_reused, state.start - 1)
+
+    def _take_scores(self, step: Step, result: StepResult) -> None:
+        for (work, position), scores in zip(step.scored, result.scored):
+            if scores is None or work.state is WorkState.DONE:
+                continue
+            state = work.data
+            if isinstance(state, ScoreState):
+                state.logprobs.append(scores.logprob)
+            else:
+                state.prompt_scores[position + 1] = scores
+        for work, _ in step.scored:
+            if work.state is not WorkState.DONE and work.is_satisfied:
+                if isinstance(work.data, ScoreState):
+                    self._finish_score(work)
+                else:
+                    self._finish(work, "length", None)
+
+    # ---- ends ---------------------------------------------------------------------------------
+
+    def _finish(self, work: Work, reason: str, stop_reason: int | str | None) -> None:
+        state: GenerationState = work.data
+        seq = state.seq
+        self._retire(work)
+        state.finished = time.monotonic()
+        if work.num_reused is not None:
+            state.num_cached = max(0, min(work.num_reused, state.start - 1))
+        state.tokens = seq.ids(state.start)
+        state.logprobs = [
+            lp for lp in seq.span.slice_logprobs(state.start, seq.length) if lp is not None
+        ]
+        state.finish_reason, state.stop_reason = reason, stop_reason
+        state.promise.set(state)
+        self._woken.append(state.promise)
+        if state.release_when_done or seq.closed:
+            self.close(seq)
+
+    def _finish_exhausted(self, work: Work) -> None:
+        if isinstance(work.data, GenerationState):
+            self._finish(work, "length", "kv_capacity")
+        else:
+            pool = self.tree.pool
+            error = KVCacheExhaustedError(
+                f"scoring needs {work.seq.length} tokens of KV, the pool holds "
+                f"{pool.num_blocks * pool.block_size}: raise kv_cache_memory_bytes"
+            )
+            self._fail(work, error)
+
+    def _finish_score(self, work: Work) -> None:
+        state: ScoreState = work.data
+        self._retire(work)
+        state.promise.set(state.logprobs)
+        self._woken.append(state.promise)
+        if state.choice is None:
+            self._drop_temporary(state.seq)
+        elif all(score.promise.done for score in state.choice.scores):
+            self._decide(state.choice)
+
+    def _decide(self, choice: ChoiceState) -> None:
+        """Append the best option, whose KV its score has left in the tree."""
+        values = [sum(score.logprobs) for score in choice.scores]
+        if choice.by_mean:
+            values = [v / len(ids) for v, ids in zip(values, choice.options)]
+        best = values.index(max(values))
+        seq = choice.seq
+        seq.span.extend(choice.given + choice.options[best])
+        self.tree.advance(seq, seq.length)
+        choice.promise.set(best)
+        self._end_choice(choice, None)
+
+    def _end_choice(self, choice: ChoiceState, error: BaseException | None) -> None:
+        if choice.seq.choice is not choice:
+            return
+        choice.seq.choice = None
+        if error is not None:
+            choice.promise.fail(error)
+        self._woken.append(choice.promise)
+        for score in choice.scores:
+            if score.work is not None and score.work.state is not WorkState.DONE:
+                score.choice = None
+                self._fail(score.work, error or CancelledError("the choice was cancelled"))
+            self._drop_temporary(score.seq)
+        if choice.seq.closed:
+            self.close(choice.seq)
+
+    def _fail(self, work: Work, error: BaseException) -> None:
+        """End a work with an error."""
+        state = work.data
+        self._retire(work)
+        if isinstance(state, GenerationState):
+            state.tokens = state.seq.ids(state.start)
+            state.finish_reason = "abort"
+            state.finished = time.monotonic()
+        state.promise.fail(error)
+        self._woken.append(state.promise)
+        if isinstance(state, ScoreState):
+            self._drop_temporary(state.seq)
+            if state.choice is not None:
+                self._end_choice(state.choice, error)
+        elif state.release_when_done or state.seq.closed:
+            self.close(state.seq)
+
+    def _retire(self, work: Work) -> None:
+        self.scheduler.remove(work)
+        seq = work.seq
+        if seq.work is work:
+            seq.work = None
+        self.tree.clock += 1
+        seq.last_used = self.tree.clock
+
+    def _end_pruned(self, work: Work) -> None:
+        self._fail(work, BranchPrunedError("the branch was pruned while it was running"))
+
+    def _end_bad(self, work: Work) -> None:
+        if work.state is WorkState.DONE:
+            return
+        self._fail(
+            work,
+            NumericsError(
+                f"the model gave NaN or infinite logits at position {work.first_wanted} of "
+                f"sequence {work.seq.id}: check the weights and dtype"
+            ),
+        )
+
+    def _drop_temporary(self, seq: Sequence) -> None:
+        seq.closed = seq.pruned = True
+        if seq in self.scheduler.sequences:
+            self.scheduler.drop_sequence(seq)
+
+    def _drop_closed(self) -> None:
+        while self._dropped:
+            self.close(self._dropped.popleft())
+
+    def _after_failed_step(self, step: Step, error: Exception) -> None:
+        with self.lock:
+            self._in_flight = False
+            for work in {entry.work for entry in step.entries} | set(step.joined):
+                if work.state is not WorkState.DONE:
+                    self._fail(work, error)
+            self._answer_between()
+            self._flush_woken()
+
+    def _die(self, error: BaseException) -> None:
+        """A law was broken or a bug was met: every waiter gets EngineDeadError at once."""
+        self.stop(f"the engine stopped: {type(error).__name__}: {error}", error)
+
+    def stop(self, why: str, cause: BaseException | None = None) -> None:
+        """End all works with EngineDeadError; the engine does nothing from now on."""
+        dead = EngineDeadError(why)
+        dead.__cause__ = cause
+        self.dead = dead
+        self._in_flight = False
+        for work in [*self.scheduler.running, *self.scheduler.waiting]:
+            work.state = WorkState.DONE
+            state = work.data
+            for ended in (state, getattr(state, "choice", None)):
+                if ended is not None:
+                    ended.promise.fail(dead)
+                    self._woken.append(ended.promise)
+        for _, promise in self._between:
+            promise.fail(dead)
+            self._woken.append(promise)
+        self._flush_woken()
+
+    def _answer_between(self) -> None:
+        calls, self._between = self._between, []
+        if calls:
+            self._drop_closed()
+        for call, promise in calls:
+            promise.set(call())
+            self._woken.append(promise)
+
+    def _flush_woken(self) -> None:
+        if self._woken:
+            woken, self._woken = self._woken, []
+            wake(woken)
+
+    # ---- looking inside -----------------------------------------------------------------------
+
+    def keep(self, seq: Sequence, until: float, max_share: float) -> None:
+        """A lease on `seq`'s KV, if all leases together stay within a share of the pool."""
+        now = time.monotonic()
+        kept: set[int] = set()
+        for other in self.scheduler.sequences:
+            if other is not seq and other.keep_until > now:
+                kept |= self.tree.blocks_of(other)
+        blocks, limit = kept | self.tree.blocks_of(seq), int(self.tree.pool.num_blocks * max_share)
+        if until > now and len(blocks) > limit:
+            raise InvalidRequestError(
+                f"keep: {len(blocks)} blocks would be kept in all, the limit is {limit} of "
+                f"{self.tree.pool.num_blocks}: keep fewer branches, or enlarge the pool"
+            )
+        seq.keep_until = until
+
+    def check_invariants(self) -> None:
+        """Recompute every law of the tree and the pool; AssertionError names a broken one."""
+        self.tree.check_invariants(list(self.scheduler.sequences))

@@ -1,0 +1,42 @@
+"""What the engine asks of a model: logits for a step's rows, KV written where the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from cotrt.plan import StepPlan
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StepModel(Protocol):
+    """A model with its KV cache. `models.Decoder` and `testing.ScriptedModel` are two.
+
+    Attributes:
+        vocab_size: width of the logits.
+        max_model_len: tokens that a sequence may have.
+        kv_bytes_per_token: bytes of KV of one token, all layers.
+        backend_name: the kernels that it runs on.
+        plan_options: arguments of ``tree.attention_costs.PlanCosts`` for these kernels.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    kv_bytes_per_token: int
+    backend_name: str
+    plan_options: Mapping[str, int]
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        """Make room for `num_blocks` blocks; called once."""
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, ``(source, destination)`` in this order, in every layer."""
+
+    def run(self, step: StepPlan) -> torch.Tensor:
+        """Compute the rows of `step` and write their KV.
+
+        Returns:
+            float32 ``[R, vocab_size]``, the logits of ``step.logits_rows``.
+        """

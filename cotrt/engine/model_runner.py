@@ -1,0 +1,129 @@
+"""Runs one step: copies, the model, the draws and the scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from cotrt.engine.model import StepModel
+from cotrt.engine.state import GenerationState, TokenScores
+from cotrt.tree.step import Step
+
+if TYPE_CHECKING:
+    import torch
+
+    from cotrt.sampling.sampler import SampleOutput, SamplingBatch
+
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step brought, on the host.
+
+    Attributes:
+        drawn: tokens, logprobs and non-finite rows of the draws, or None without any.
+        scored: one for each scored logit; None where its logits were not finite.
+    """
+
+    drawn: SampleOutput | None
+    scored: list[TokenScores | None]
+
+
+class ModelRunner:
+    """The persistent batch over a model: values of the draws change only where the batch does.
+
+    Args:
+        model: the model with its KV cache.
+        processed_logprobs: report log-probabilities of the distribution that is drawn from.
+    """
+
+    def __init__(self, model: StepModel, *, processed_logprobs: bool) -> None:
+        self._model = model
+        self._processed = processed_logprobs
+        self._serial = 0
+        self._batch: SamplingBatch | None = None
+
+    def prepare(self, step: Step) -> SamplingBatch | None:
+        """The sampling values of the step's draws; call it before anything else may change them."""
+        if not step.draws:
+            self._serial = 0
+            return None
+        if step.serial == self._serial and self._batch is not None:
+            self._batch.positions = self._batch.positions + 1
+            return self._batch
+        from cotrt.sampling.sampler import SamplingBatch
+
+        states: list[GenerationState] = [work.data for work in step.draws]
+        params = [state.params for state in states]
+        processors = [state.processor for state in states]
+        self._serial = step.serial
+        self._batch = SamplingBatch(
+            sample_rows=step.plan.sample_rows,
+            temperature=np.array([p.temperature for p in params], np.float32),
+            top_k=np.array([p.top_k for p in params], np.int32),
+            top_p=np.array([p.top_p for p in params], np.float32),
+            min_p=np.array([p.min_p for p in params], np.float32),
+            seeds=np.array([state.seed for state in states], np.uint64),
+            epochs=np.array([state.epoch for state in states], np.uint32),
+            positions=np.array([work.target for work in step.draws], np.int64),
+            processors=processors if any(p is not None for p in processors) else None,
+            num_logprobs=np.array([state.num_logprobs for state in states], np.int32),
+            processed_logprobs=self._processed,
+        )
+        return self._batch
+
+    def run(self, step: Step, batch: SamplingBatch | None, num_top: list[int]) -> StepResult:
+        """Compute the step. Takes no lock and touches nothing that other threads see.
+
+        Args:
+            num_top: how many of the likeliest tokens each scored logit reports; -1 for none and
+                no rank.
+        """
+        from cotrt.sampling.sampler import sample_batch
+
+        plan = step.plan
+        if plan.copies:
+            self._model.copy_blocks(plan.copies)
+        logits = self._model.run(plan)
+        scored = _score(logits, plan.scored_rows, plan.scored_tokens, num_top)
+        drawn = None if batch is None else sample_batch(logits, batch)
+        return StepResult(drawn, scored)
+
+
+def _score(
+    logits: torch.Tensor,
+    rows: npt.NDArray[np.int32],
+    tokens: npt.NDArray[np.int32],
+    num_top: list[int],
+) -> list[TokenScores | None]:
+    """Raw log-softmax of given tokens, and the likeliest ones where asked for."""
+    if not len(rows):
+        return []
+    import torch
+
+    from cotrt.sampling.logprobs import TopLogprobs
+
+    results: list[TokenScores | None] = []
+    for begin in range(0, len(rows), 64):  # a slice at a time: rows are vocab_size wide
+        part = slice(begin, begin + 64)
+        log_probs = torch.log_softmax(logits[torch.from_numpy(rows[part]).long()], dim=-1)
+        ids = torch.from_numpy(tokens[part]).long().to(log_probs.device)
+        chosen = log_probs.gather(1, ids[:, None])
+        finite = torch.isfinite(log_probs.amax(dim=-1)).tolist()
+        wanted = num_top[part]
+        ranks = ((log_probs > chosen).sum(dim=-1) + 1).tolist()
+        best = log_probs.topk(min(max(*wanted, 1), log_probs.shape[1]), dim=-1)
+        best_ids, best_values = best.indices.cpu().numpy(), best.values.cpu().numpy()
+        for i, value in enumerate(chosen[:, 0].tolist()):
+            if not finite[i]:
+                results.append(None)
+            elif wanted[i] < 0:
+                results.append(TokenScores(value))
+            else:
+                top = TopLogprobs(best_ids[i, : wanted[i]], best_values[i, : wanted[i]], ranks[i])
+                results.append(TokenScores(value, top))
+    return results

@@ -1,0 +1,349 @@
+"""`LLM`: a model, its engine, and everything that starts from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cotrt.branch import Branch
+from cotrt.config import EngineConfig
+from cotrt.engine.engine import Engine
+from cotrt.errors import InvalidRequestError
+from cotrt.outputs import BeamSearchOutput, MemoryStats, RequestOutput
+from cotrt.params import BeamSearchParams, SamplingParams
+from cotrt.pool_size import size_pool
+from cotrt.runtime import Runtime
+from cotrt.submission import Prompt, Submission, submit
+
+if TYPE_CHECKING:
+    from cotrt.chat import Chat
+    from cotrt.engine.model import StepModel
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model with its own engine: one thread, one KV pool, one tree of branches.
+
+    A context manager, safe to use from several threads.
+
+    Args:
+        model: hub id, local folder of safetensors, .gguf file, "smollm2-135m" (the starter model),
+            or an object such as `cotrt.testing.ScriptedModel`.
+        tokenizer: folder, hub id, or an object with ``encode`` and ``decode``; default: the
+            model's own.
+        **options: the options that `cotrt.config.EngineConfig` describes: dtype, device,
+            num_threads, seed, max_model_len, block_size, kv_cache_memory_bytes, max_num_seqs,
+            max_num_batched_tokens, enable_prefix_caching, logprobs_mode and more.
+
+    Raises:
+        ModelLoadError: the model is missing, broken, gated or not supported.
+        InvalidRequestError: an option that is wrong, or not in this version.
+        TypeError: an unknown option.
+    """
+
+    def __init__(self, model: Any, *, tokenizer: Any = None, **options: Any) -> None:
+        config = EngineConfig(model=model, tokenizer=tokenizer, **options)
+        device = config.resolve_device()
+        if config.num_threads is not None:
+            import torch
+
+            torch.set_num_threads(config.num_threads)
+        if isinstance(model, (str, os.PathLike)):
+            step_model, reader, eos_ids, defaults = _load(config, device)
+        else:
+            step_model, reader, eos_ids, defaults = _wrap(config)
+        pool = size_pool(
+            config,
+            device=device,
+            kv_bytes_per_token=step_model.kv_bytes_per_token,
+            model_max_len=step_model.max_model_len,
+        )
+        engine = Engine(
+            step_model,
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            max_num_seqs=pool.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            seed=config.seed,
+            match_prompts=config.enable_prefix_caching,
+            processed_logprobs=config.logprobs_mode == "processed",
+            check_laws=os.environ.get("COTRT_CHECK_LAWS") == "1",
+        )
+        self._runtime = Runtime(
+            engine,
+            tokenizer=reader,
+            eos_ids=eos_ids,
+            defaults=defaults if config.generation_config == "auto" else {},
+            max_model_len=pool.max_model_len,
+        )
+        self.config = config
+
+    # ---- prompts ------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt and wait.
+
+        Args:
+            prompts: a str, a list of token ids, ``{"prompt_token_ids": [...]}`` or a `Branch`
+                (continued in place), or a list of those.
+            sampling_params: one for all, or one each; default: the model's generation_config.
+                ``max_tokens`` unset means 16 here.
+            use_tqdm: show a progress bar, where stderr is a terminal.
+
+        Returns:
+            One output a prompt, in the order of the prompts.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError, KVCacheExhaustedError: the first bad prompt
+                or params, named by index; nothing has run then.
+            BranchBusyError, BranchPrunedError: a branch among the prompts cannot go on.
+            CotrtError: a prompt failed while running; ``.outputs`` has the others' results.
+            EngineDeadError: the engine has stopped.
+        """
+        return self.submit(prompts, sampling_params)._result_with_progress(use_tqdm)
+
+    def submit(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Submission:
+        """`generate` without waiting.
+
+        Returns:
+            A handle of the list of outputs that is also a sequence of `Generation`, one an
+            output, prompt by prompt and by index within a prompt.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError, KVCacheExhaustedError, BranchBusyError,
+            BranchPrunedError, EngineDeadError: as `generate`, at the call.
+        """
+        return submit(self._runtime, prompts, sampling_params, default_max_tokens=16)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Reply to a conversation, or to each of several.
+
+        Message contents are encoded with special tokens as plain text.
+
+        Args:
+            messages: dicts with "role" and "content", or a list of such lists.
+            sampling_params: as in `generate`, but ``max_tokens`` unset means no limit.
+            tools: tool definitions for the template.
+            chat_template: Jinja text in place of the tokenizer's.
+            chat_template_kwargs: more variables for the template.
+            add_generation_prompt: end the prompt where the assistant's turn begins.
+            continue_final_message: go on with the last message, which must be the assistant's;
+                turns the generation prompt off.
+            use_tqdm: show a progress bar, where stderr is a terminal.
+
+        Raises:
+            InvalidRequestError: no chat template, bad messages, and what `generate` raises.
+            PromptTooLongError, KVCacheExhaustedError, CotrtError, EngineDeadError: as `generate`.
+        """
+        many = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Any = messages if many else [messages]
+        prompts = [
+            self._encode_chat(
+                conversation,
+                tools=tools,
+                chat_template=chat_template,
+                chat_template_kwargs=chat_template_kwargs,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
+            )
+            for conversation in conversations
+        ]
+        return submit(
+            self._runtime, prompts, sampling_params, default_max_tokens=None
+        )._result_with_progress(use_tqdm)
+
+    def start_chat(
+        self,
+        system: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+    ) -> Chat:
+        """A conversation that keeps its KV from turn to turn.
+
+        Raises:
+            InvalidRequestError: the model has no chat template and none is given.
+        """
+        from cotrt.chat import Chat
+
+        return Chat(self._runtime, system=system, tools=tools, chat_template=chat_template)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """Search with beams; beams are forks, so no prompt is computed twice.
+
+        Args:
+            prompts: as in `generate`, branches aside.
+            params: width, length and the score's length penalty.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError, KVCacheExhaustedError: a bad prompt.
+            EngineDeadError: the engine has stopped.
+        """
+        from cotrt.beam_search import beam_search
+
+        return beam_search(self._runtime, prompts, params)
+
+    # ---- branches -----------------------------------------------------------------------------
+
+    def branch(self, prompt: str | Sequence[int] | Sequence[Message] = "") -> Branch:
+        """A root branch.
+
+        Args:
+            prompt: text (encoded with the tokenizer's special tokens), token ids, or chat messages
+                (rendered with the chat template and a generation prompt). An empty root holds
+                the tokenizer's BOS if it has one; with none it must be extended before it is
+                generated from.
+
+        Raises:
+            InvalidRequestError: not one of these, or a bad token id.
+            PromptTooLongError, KVCacheExhaustedError: it does not fit.
+            EngineDeadError: the engine has stopped.
+        """
+        runtime = self._runtime
+        runtime.check()
+        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
+            ids = self._encode_chat(prompt)
+        else:
+            ids = runtime.encode_prompt(prompt)[1]
+        with runtime.engine.lock:
+            runtime.check_length(len(ids))
+            return Branch(runtime, runtime.engine.new_root(ids))
+
+    # ---- looking inside -----------------------------------------------------------------------
+
+    def memory(self) -> MemoryStats:
+        """The KV pool between two steps, after all earlier releases.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
+        from cotrt.stats import memory_stats
+
+        runtime = self._runtime
+        runtime.check()
+        with runtime.engine.lock:
+            promise = runtime.engine.when_between_steps(lambda: memory_stats(runtime.engine))
+        promise.wait(lambda: promise.done)
+        if promise.error is not None:
+            raise promise.error
+        stats: MemoryStats = promise.value
+        return stats
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """Counters since the LLM was made, and gauges.
+
+        ``prompt_tokens_computed`` and ``generated_tokens_computed``: given and sampled tokens whose
+        KV was computed for the first time; ``recomputed_tokens``: again, after preemption or
+        eviction, or for logits where the KV was there; ``prompt_tokens_reused``: once a request,
+        tokens whose KV was there or being computed; ``generated_tokens``: sampled;
+        ``preemptions, forks, copies_on_write, prunes, evicted_blocks, running, waiting, steps``.
+
+        Raises:
+            EngineDeadError: the process was forked.
+        """
+        from cotrt.stats import metrics
+
+        runtime = self._runtime
+        if runtime.driver.forked:
+            runtime.check()
+        with runtime.engine.lock:
+            return metrics(runtime.engine)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, or None."""
+        return self._runtime.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a sequence may have."""
+        return self._runtime.max_model_len
+
+    def close(self) -> None:
+        """Stop: running work ends with `EngineDeadError`. Idempotent."""
+        self._runtime.driver.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an LLM cannot be pickled: it owns a thread and the KV pool; make one in each process, "
+            "or serve one and send it requests"
+        )
+
+    def _encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        return self._runtime.encode_chat(messages, **options)
+
+
+def _load(
+    config: EngineConfig, device: str
+) -> tuple[StepModel, Any, frozenset[int], Mapping[str, Any]]:
+    from cotrt import models
+
+    loaded = models.load(
+        config.model,
+        tokenizer=config.tokenizer,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        chat_template=config.chat_template,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        device=device,
+        attention_backend=config.attention_backend,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+    )
+    return loaded.model, loaded.tokenizer, loaded.eos_token_ids, loaded.generation_defaults
+
+
+def _wrap(config: EngineConfig) -> tuple[StepModel, Any, frozenset[int], Mapping[str, Any]]:
+    """A model object: it names its own tokenizer and end-of-sequence ids."""
+    from pathlib import Path
+
+    from cotrt.models.tokenizer import Tokenizer
+
+    model = config.model
+    given = config.tokenizer if config.tokenizer is not None else model.tokenizer
+    if isinstance(given, (str, os.PathLike)):
+        reader = Tokenizer.from_folder(Path(given), chat_template=config.chat_template)
+        if reader is None:
+            raise InvalidRequestError(f"tokenizer={str(given)!r}: there is no tokenizer there")
+    else:
+        reader = Tokenizer.from_object(given, chat_template=config.chat_template)
+    return model, reader, frozenset(model.eos_token_ids), {}

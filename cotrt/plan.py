@@ -1,0 +1,93 @@
+"""Frozen arrays that pass between the rooms. No torch here.
+
+A step has T rows (one a token computed in it), R logits rows and S sample rows:
+
+    row          one token whose hidden state is computed: its id, position and KV slot
+    logits row   a row whose hidden state goes through the head
+    sample row   one draw from a logits row; siblings that sample next share one logits row
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The work list of tree attention: G groups, each a run of KV blocks and the rows reading it.
+
+    A run of blocks may be longer than ``group_len`` needs: entries past
+    ``ceil(group_len / block_size)`` are spare and never read. Slots past ``group_len`` in the
+    last block are never read either, whatever they hold.
+
+    Partial slot ``s`` is index ``s`` into ``group_rows``. A row whose partials are ``[-1]`` is in
+    exactly one group and is written straight to the output; every other row names its partials
+    from root to leaf, to be merged by log-sum-exp in that order.
+
+    Attributes:
+        block_size: tokens a block.
+        query_positions: ``[T]`` absolute position of each row.
+        group_blocks: ``[sum of run lengths]`` block ids, run after run.
+        group_block_offsets: ``[G + 1]`` where each run begins in ``group_blocks``.
+        group_start: ``[G]`` absolute position of the first token of the run.
+        group_len: ``[G]`` valid tokens in the run.
+        group_rows: ``[P]`` row indices, group after group.
+        group_row_offsets: ``[G + 1]`` where each group begins in ``group_rows``.
+        group_causal: ``[G]`` 1 where a row sees positions up to its own only, 0 where all.
+        row_partials: ``[...]`` partial slots, row after row, root to leaf; -1 for a lone group.
+        row_partial_offsets: ``[T + 1]`` where each row begins in ``row_partials``.
+    """
+
+    block_size: int
+    query_positions: Int32
+    group_blocks: Int32
+    group_block_offsets: Int32
+    group_start: Int32
+    group_len: Int32
+    group_rows: Int32
+    group_row_offsets: Int32
+    group_causal: Int32
+    row_partials: Int32
+    row_partial_offsets: Int32
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.group_len)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.query_positions)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything that the model runner needs for one step.
+
+    Attributes:
+        input_ids: ``[T]`` token ids.
+        positions: ``[T]`` absolute positions.
+        slot_mapping: ``[T]`` ``block_id * block_size + offset`` where the row's K and V go; -1
+            where they are there already (the row is computed for its logits alone).
+        copies: ``[(source block, destination block)]``, done before anything is written.
+        attention: the attention work list over the same T rows.
+        logits_rows: ``[R]`` indices of rows that go through the head.
+        sample_rows: ``[S]`` index into ``logits_rows`` of each draw.
+        scored_rows: ``[K]`` index into ``logits_rows`` of each given token that is scored.
+        scored_tokens: ``[K]`` the token whose log-probability is wanted there.
+    """
+
+    input_ids: Int32
+    positions: Int32
+    slot_mapping: Int64
+    copies: tuple[tuple[int, int], ...]
+    attention: AttentionPlan
+    logits_rows: Int32
+    sample_rows: Int32
+    scored_rows: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    scored_tokens: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))

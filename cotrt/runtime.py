@@ -1,0 +1,281 @@
+"""What the program API shares: the engine, its thread, the tokenizer, and the checks of requests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cotrt.engine.driver import Driver
+from cotrt.engine.engine import Engine
+from cotrt.engine.state import GenerationState, ScoreState, TokenScores
+from cotrt.errors import (
+    BranchBusyError,
+    BranchPrunedError,
+    InvalidRequestError,
+    KVCacheExhaustedError,
+    PromptTooLongError,
+)
+from cotrt.outputs import CompletionOutput
+from cotrt.params import SamplingParams
+from cotrt.sampling.seeds import normalize_seed
+from cotrt.tree.sequence import Sequence as TokenSequence
+
+if TYPE_CHECKING:
+    from cotrt.engine.text import StreamText
+    from cotrt.sampling.logprobs import Logprob
+
+
+class Runtime:
+    """One engine as its program sees it; `LLM`, branches, handles and chats hold it.
+
+    Attributes:
+        engine: the engine; its ``lock`` guards the tree.
+        driver: the engine's thread.
+        tokenizer: the tokenizer, or None.
+        eos_ids: token ids that end a sequence.
+        defaults: sampling defaults of the model.
+        max_model_len: tokens that a sequence may have.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        tokenizer: Any,
+        eos_ids: frozenset[int],
+        defaults: Mapping[str, Any],
+        max_model_len: int,
+    ) -> None:
+        self.engine = engine
+        self.driver = Driver(engine)
+        self.tokenizer = tokenizer
+        self.eos_ids = eos_ids
+        self.defaults = SamplingParams(**defaults)
+        self.max_model_len = max_model_len
+        self.vocab_size = engine.model.vocab_size
+        self.request_ids = itertools.count()
+
+    def check(self) -> None:
+        """Raise EngineDeadError if nothing can run any more."""
+        self.driver.check()
+
+    # ---- checks -------------------------------------------------------------------------------
+
+    def params(
+        self, params: SamplingParams | None, overrides: Mapping[str, Any] = {}
+    ) -> SamplingParams:
+        """`params`, or the model's defaults, with `overrides` on top."""
+        if params is None:
+            params = self.defaults
+        elif not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"params must be a SamplingParams or None, not {type(params).__name__}"
+            )
+        params = params.replace(**overrides) if overrides else params
+        self._check_ids_of(params)
+        return params
+
+    def _check_ids_of(self, params: SamplingParams) -> None:
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            for token in getattr(params, name) or ():
+                if token >= self.vocab_size:
+                    raise InvalidRequestError(
+                        f"{name} holds {token}; the vocabulary ends at {self.vocab_size - 1}"
+                    )
+        if (params.stop or params.bad_words) and self.tokenizer is None:
+            raise InvalidRequestError(
+                "stop strings and bad_words need a tokenizer: give tokenizer="
+            )
+
+    def check_ids(self, ids: Any) -> list[int]:
+        """Token ids as a list of ints within the vocabulary."""
+        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        for token in ids:
+            if type(token) is not int or not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"token id {token!r} is not an int from 0 to {self.vocab_size - 1}"
+                )
+        return ids  # type: ignore[no-any-return]
+
+    def encode_prompt(self, prompt: Any) -> tuple[str | None, list[int]]:
+        """A prompt's text (None where it is given as ids) and its ids, special tokens added."""
+        if isinstance(prompt, str):
+            if not prompt and self.tokenizer is not None:
+                bos = self.tokenizer.bos_token_id
+                return prompt, [] if bos is None else [bos]
+            ids: list[int] = self._need_tokenizer().encode(prompt)
+            return prompt, ids
+        if isinstance(prompt, Mapping):
+            if set(prompt) != {"prompt_token_ids"}:
+                raise InvalidRequestError(
+                    f'a prompt dict must be {{"prompt_token_ids": [...]}}, not keys {list(prompt)}'
+                )
+            prompt = prompt["prompt_token_ids"]
+        if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
+            raise InvalidRequestError(
+                f"a prompt must be a str, token ids or a dict, not {type(prompt).__name__}"
+            )
+        return None, self.check_ids(prompt)
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        """A conversation as ids; contents are plain text."""
+        ids: list[int] = self._need_tokenizer().encode_chat(messages, **options)
+        return ids
+
+    def encode_continuation(self, value: Any, *, special: bool = True, what: str) -> list[int]:
+        """Text that follows other text, or token ids, as ids."""
+        if isinstance(value, str):
+            ids: list[int] = self._need_tokenizer().encode_continuation(value, special=special)
+            return ids
+        if isinstance(value, (bytes, Mapping)) or not hasattr(value, "__iter__"):
+            raise InvalidRequestError(
+                f"{what} must be a str or a list of token ids, not {type(value).__name__}"
+            )
+        return self.check_ids(value)
+
+    def _need_tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise InvalidRequestError("this model has no tokenizer: give token ids, or tokenizer=")
+        return self.tokenizer
+
+    def check_length(self, length: int) -> None:
+        """A sequence of `length` tokens is within the context and the pool."""
+        if length > self.max_model_len:
+            raise PromptTooLongError(
+                f"{length} tokens are more than max_model_len={self.max_model_len}: shorten the "
+                "text, or load the model with a larger max_model_len"
+            )
+        pool = self.engine.tree.pool
+        if -(-length // pool.block_size) > pool.num_blocks:
+            raise KVCacheExhaustedError(
+                f"{length} tokens need {-(-length // pool.block_size)} KV blocks of "
+                f"{pool.block_size}, the whole pool has {pool.num_blocks}: shorten the text, or "
+                "raise kv_cache_memory_bytes"
+            )
+
+    def max_length(self, params: SamplingParams, length: int, default: int | None) -> int:
+        """Absolute length at which a generate from `length` tokens ends.
+
+        Raises:
+            InvalidRequestError: there is no token to go on from.
+            PromptTooLongError, KVCacheExhaustedError: it does not fit.
+        """
+        limit = params.max_tokens if params.is_max_tokens_set else default
+        if length == 0:
+            raise InvalidRequestError(
+                "there is no token to generate from: the prompt is empty and the tokenizer has no "
+                "BOS token; give a prompt, or extend the branch first"
+            )
+        self.check_length(length)
+        if limit == 0:
+            return length
+        if length >= self.max_model_len:
+            raise PromptTooLongError(
+                f"{length} tokens leave no room for one more within max_model_len="
+                f"{self.max_model_len}: shorten the prompt, or set max_tokens=0"
+            )
+        return self.max_model_len if limit is None else min(length + limit, self.max_model_len)
+
+    def check_usable(self, seq: TokenSequence, *, idle: bool = True) -> None:
+        """The branch is not pruned or closed and, if `idle`, not running. Under the lock."""
+        if seq.pruned:
+            raise BranchPrunedError(
+                f"branch {seq.id} was pruned: fork a living one, or make a root"
+            )
+        if idle and seq.is_busy:
+            raise BranchBusyError(
+                f"branch {seq.id} is generating: wait with g.result() or stop it with g.cancel()"
+            )
+
+    # ---- work ---------------------------------------------------------------------------------
+
+    def new_state(
+        self,
+        seq: TokenSequence,
+        params: SamplingParams,
+        *,
+        default_max_tokens: int | None,
+        seed: int | None = None,
+    ) -> GenerationState:
+        """A generate on `seq`, not started. Under the lock.
+
+        Args:
+            seed: an explicit seed; None takes ``params.seed``, and without one the branch's own.
+        """
+        from cotrt.engine.text import TextWatch
+        from cotrt.sampling.processors import LogitsProcessor
+
+        start = seq.length
+        max_length = self.max_length(params, start, default_max_tokens)
+        if seed is None and params.seed is not None:
+            seed = normalize_seed(params.seed)
+        eos_ids = frozenset() if params.ignore_eos else self.eos_ids
+        processor = LogitsProcessor.build(
+            params,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_ids,
+            tokenizer=self.tokenizer,
+        )
+        history: list[int] | None = None
+        if processor is not None:
+            ids, sampled = seq.ids(), seq.span.slice_sampled(0, start)
+            history = [token for token, was in zip(ids, sampled) if was]
+            given = [token for token, was in zip(ids, sampled) if not was]
+            processor = processor.bind(given, history)
+        state = GenerationState(
+            params=params,
+            seq=seq,
+            start=start,
+            max_length=max_length,
+            min_length=start + params.min_tokens,
+            eos_ids=eos_ids,
+            stop_ids=eos_ids | frozenset(params.stop_token_ids),
+            seed=seq.seed if seed is None else seed,
+            epoch=seq.epoch if seed is None else 0,
+            processor=processor,
+            history=history,
+            watch=TextWatch(self.tokenizer, params, seq) if params.stop else None,
+        )
+        return state
+
+    def cancel(self, states: Sequence[GenerationState | ScoreState]) -> None:
+        """Cancel works that are not done."""
+        with self.engine.lock:
+            for state in states:
+                self.engine.cancel(state)
+
+    # ---- results ------------------------------------------------------------------------------
+
+    def completion(self, state: GenerationState, index: int) -> CompletionOutput:
+        """The result of an ended generate."""
+        logprobs = None
+        if state.params.logprobs is not None:
+            logprobs = [
+                self.logprob_dict(token, scores)
+                for token, scores in zip(state.tokens, state.scores)
+            ]
+        return CompletionOutput(
+            index=index,
+            text=self.stream_text(state).append(state.tokens, True),
+            token_ids=list(state.tokens),
+            cumulative_logprob=sum(state.logprobs),
+            logprobs=logprobs,
+            finish_reason=state.finish_reason,
+            stop_reason=state.stop_reason,
+        )
+
+    def stream_text(self, state: GenerationState) -> StreamText:
+        """A reader of a generation's text from its first token on."""
+        from cotrt.engine.text import StreamText
+
+        return StreamText(self.tokenizer, state)
+
+    def logprob_dict(self, token: int, scores: TokenScores) -> dict[int, Logprob]:
+        """vLLM's shape: the given or sampled token, and the likeliest ones."""
+        from cotrt.sampling.logprobs import logprob_dict
+
+        return logprob_dict(token, scores.logprob, scores.top, self.tokenizer)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return self._need_tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)  # type: ignore[no-any-return]

@@ -1,0 +1,136 @@
+"""A model without weights, for programs' own tests and for ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cotrt.plan import AttentionPlan, StepPlan
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CharTokenizer:
+    """Token i is the character ``chr(i)``; there are no special tokens."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """Code points of `text`.
+
+        Raises:
+            ValueError: a character is not in the vocabulary.
+        """
+        ids = [ord(character) for character in text]
+        if ids and max(ids) >= self.vocab_size:
+            raise ValueError(f"{chr(max(ids))!r} is not among the {self.vocab_size} characters")
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The characters of `ids`."""
+        return "".join(map(chr, ids))
+
+
+class ScriptedModel:
+    """A model whose next-token probabilities are a function of the tokens before.
+
+    Given as ``LLM(model)`` it runs the whole stack: tree, scheduler, attention plan, sampler. Its
+    KV is the token ids: they are written into blocks and read back through the attention plan, so
+    a wrong block, slot or group shows as an AssertionError or as wrong text.
+
+    Args:
+        next_probs: ``next_probs(token_ids) -> {token_id: probability}``; called with the tokens
+            as they were read back. Tokens that are left out have probability 0; the rest is
+            normalised.
+        vocab_size: token ids are ``0 .. vocab_size - 1``.
+        eos_token_id: an int, or a list of them.
+        tokenizer: an object with ``encode`` and ``decode``, or a folder; without one token i is
+            the character ``chr(i)``.
+        max_model_len: tokens that a sequence may have.
+    """
+
+    backend_name = "scripted"
+    kv_bytes_per_token = 4
+
+    def __init__(
+        self,
+        next_probs: Callable[[list[int]], Mapping[int, float]],
+        *,
+        vocab_size: int,
+        eos_token_id: int | Sequence[int],
+        tokenizer: Any = None,
+        max_model_len: int = 1 << 20,
+    ) -> None:
+        ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+        if vocab_size < 1 or any(not 0 <= i < vocab_size for i in ids):
+            raise ValueError(f"eos_token_id={eos_token_id}: must be ids below {vocab_size=}")
+        self.next_probs = next_probs
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(ids)
+        self.tokenizer = CharTokenizer(vocab_size) if tokenizer is None else tokenizer
+        self.max_model_len = max_model_len
+        self.plan_options = {
+            "kv_bytes_per_token": 4,
+            "partial_bytes_per_row": 16,
+            "max_group_tokens": 512,
+        }
+        self._kv = np.zeros((0, 0), np.int32)
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        """Make room for the token ids of `num_blocks` blocks."""
+        self._kv = np.full((num_blocks, block_size), -1, np.int32)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, in order."""
+        for source, destination in pairs:
+            self._kv[destination] = self._kv[source]
+
+    def run(self, step: StepPlan) -> torch.Tensor:
+        """Write the step's token ids, read each logits row's path back, ask `next_probs`."""
+        import torch
+
+        write = step.slot_mapping >= 0
+        self._kv.reshape(-1)[step.slot_mapping[write]] = step.input_ids[write]
+        logits = torch.full((len(step.logits_rows), self.vocab_size), -math.inf)
+        groups = _groups_of_rows(step.attention)
+        for index, row in enumerate(step.logits_rows.tolist()):
+            path = self._read(step.attention, groups.get(row, ()), row)
+            assert path[-1] == step.input_ids[row], (
+                f"row {row} is token {step.input_ids[row]}, its KV slot holds {path[-1]}"
+            )
+            for token, probability in self.next_probs(path).items():
+                if probability > 0:
+                    logits[index, token] = math.log(probability)
+        return logits
+
+    def _read(self, plan: AttentionPlan, groups: Sequence[int], row: int) -> list[int]:
+        """Tokens at positions 0 to the row's own, each read through exactly one group."""
+        position = int(plan.query_positions[row])
+        path = np.full(position + 1, -2, np.int32)
+        for group in groups:
+            start = int(plan.group_start[group])
+            stop = start + int(plan.group_len[group])
+            if plan.group_causal[group]:
+                stop = min(stop, position + 1)
+            assert stop <= position + 1, f"row {row} at {position} reads up to {stop - 1}"
+            first = int(plan.group_block_offsets[group])
+            count = max(0, stop - start)
+            blocks = plan.group_blocks[first : first + -(-count // plan.block_size)]
+            assert (path[start:stop] == -2).all(), f"row {row} reads a position twice"
+            path[start:stop] = self._kv[blocks].reshape(-1)[:count]
+        assert (path != -2).all(), f"row {row} at {position} does not see {path.tolist()}"
+        return path.tolist()
+
+
+def _groups_of_rows(plan: AttentionPlan) -> dict[int, list[int]]:
+    groups: dict[int, list[int]] = {}
+    for group in range(plan.num_groups):
+        begin, end = plan.group_row_offsets[group], plan.group_row_offsets[group + 1]
+        for row in plan.group_rows[begin:end].tolist():
+            groups.setdefault(row, []).append(group)
+    return groups

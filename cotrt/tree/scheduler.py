@@ -1,0 +1,374 @@
+"""The scheduler: one progress rule, one token budget, one owner for a prefix in computation.
+
+There is no prefill phase and no decode phase: in every sequence `num_computed` chases the tokens
+it has, and a step hands out a budget of tokens, first to running works, then to waiting ones.
+
+A waiting work whose next tokens are just being computed by a running one (its *leader*) follows:
+it is not scheduled until the leader has computed them, and takes logits from the leader's rows
+where both want them at the same path. If the leader ends early, the first follower takes over,
+simply because it finds no leader any more.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cotrt.plan import StepPlan
+from cotrt.tree.attention_planner import AttentionPlanner
+from cotrt.tree.counting import SeenTokens, token_hashes
+from cotrt.tree.kv_tree import KVTree, common_prefix
+from cotrt.tree.memory_pressure import choose_victim, reclaim_idle
+from cotrt.tree.sequence import Sequence
+from cotrt.tree.step import Entry, Step
+from cotrt.tree.step_builder import StepBuilder
+from cotrt.tree.work import Work, WorkState
+
+# This many works at one node are asked whether they compute a waiting work's prefix.
+_MAX_LEADERS_ASKED = 512
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the scheduler counts; see `LLM.metrics` in the API for the meanings."""
+
+    prompt_tokens_computed: int = 0
+    generated_tokens_computed: int = 0
+    prompt_tokens_reused: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+class Scheduler:
+    """Chooses what each step computes, and commits what it brought.
+
+    Args:
+        tree: the KV tree; planner: the attention planner of the backend.
+        max_num_seqs: works that run at a time.
+        max_num_batched_tokens: rows a step.
+        max_scored_rows: scored logits rows a step (each is ``vocab_size`` wide).
+        match_prompts: look for a new root's tokens in the tree; forks share in any case.
+    """
+
+    def __init__(
+        self,
+        tree: KVTree,
+        planner: AttentionPlanner,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_scored_rows: int,
+        match_prompts: bool = True,
+    ) -> None:
+        self.tree = tree
+        self.counters = Counters()
+        self.sequences: dict[Sequence, None] = {}
+        self.waiting: list[Work] = []
+        self.running: list[Work] = []
+        self._planner = planner
+        self._max_num_seqs = max_num_seqs
+        self._max_tokens = max_num_batched_tokens
+        self._max_scored_rows = max_scored_rows
+        self._match_prompts = match_prompts
+        self._seen = SeenTokens()
+        self._uncounted: list[Step] = []
+        self._last: Step | None = None  # the step that the next one may only lengthen
+        self._version = -1  # of the tree, when the last step was scheduled
+        self._serial = itertools.count(1)
+        self._exhausted: list[Work] = []
+
+    # ---- sequences and works ------------------------------------------------------------------
+
+    def add_sequence(self, seq: Sequence) -> None:
+        self.sequences[seq] = None
+
+    def drop_sequence(self, seq: Sequence, *, pruned: bool = False) -> None:
+        """Release its KV and forget it. Its work has been removed before."""
+        self.tree.detach(seq, pruned=pruned)
+        del self.sequences[seq]
+
+    def add(self, work: Work) -> None:
+        bisect.insort(self.waiting, work, key=lambda w: w.rank)
+        self.disturb()
+
+    def remove(self, work: Work) -> None:
+        """The work is done (or cancelled): a step in flight drops what it brings for it."""
+        if work.state is WorkState.DONE:
+            return
+        (self.running if work.state is WorkState.RUNNING else self.waiting).remove(work)
+        work.state = WorkState.DONE
+        work.leader = None
+        self.tree.trim(work.seq)
+        self.disturb()
+
+    def disturb(self) -> None:
+        """Something changed under the running works: the next step is scheduled afresh."""
+        self.tree.version += 1
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def take_exhausted(self) -> list[Work]:
+        """Works that alone outgrew the pool, to be ended by the engine."""
+        taken, self._exhausted = self._exhausted, []
+        return taken
+
+    # ---- schedule -----------------------------------------------------------------------------
+
+    def schedule(self) -> Step | None:
+        """The next step, or None if nothing can run."""
+        last, self._last = self._last, None
+        if last is not None:
+            if self.tree.version == self._version:
+                step = self._lengthen(last)
+                if step is not None:
+                    return step
+            for entry, value in zip(last.entries, last.hashes.tolist(), strict=False):
+                seq = entry.work.seq
+                if entry.work.state is WorkState.RUNNING and seq.hash_length:
+                    seq.hash, seq.hash_length = value, seq.num_computed
+        builder = StepBuilder(self.tree, self._max_tokens, self._max_scored_rows)
+        preemptions = self.counters.preemptions
+        for work in list(self.running):
+            if work.state is WorkState.RUNNING:
+                self._schedule_running(builder, work)
+        if self.counters.preemptions == preemptions or not builder.entries:
+            self._admit(builder)
+        if not builder.entries:
+            return None
+        step = builder.build(self._planner, next(self._serial))
+        step.is_decode = (
+            step.is_decode
+            and len(step.entries) == len(self.running)
+            and (not self.waiting or len(self.running) >= self._max_num_seqs)
+        )
+        self._version = self.tree.version
+        return step
+
+    def _schedule_running(self, builder: StepBuilder, work: Work) -> None:
+        rows = builder.rows_for(work)
+        if rows == 0:  # no budget left in this step
+            return
+        needed = builder.blocks_for(work, rows)
+        while not self.tree.can_allocate(needed):
+            if reclaim_idle(self.tree, self.sequences, needed):
+                break
+            victim = choose_victim(self.tree, self.running, work)
+            if victim is not None:
+                self._preempt(victim)
+            elif len(self.running) > 1 or builder.entries:
+                self._preempt(work)
+                return
+            else:
+                self._exhausted.append(work)
+                return
+        builder.add(work, rows)
+
+    def _preempt(self, work: Work) -> None:
+        self.counters.preemptions += 1
+        work.num_preempted += 1
+        self.running.remove(work)
+        work.state = WorkState.WAITING
+        work.leader = None
+        self.tree.release(work.seq)
+        bisect.insort(self.waiting, work, key=lambda w: w.rank)
+
+    def _admit(self, builder: StepBuilder) -> None:
+        started: list[Work] = []
+        for work in self.waiting:
+            if len(self.running) + len(started) >= self._max_num_seqs:
+                break
+            leader = work.leader
+            if leader is not None and self._is_ahead(leader, work):
+                entry = builder.by_work.get(leader)
+                if entry is not None and builder.take_logits(work, entry):
+                    started.append(work)
+                continue
+            work.leader = None
+            seq = work.seq
+            if seq.num_computed > work.match_limit:
+                self.tree.truncate_tip(seq, work.match_limit)
+            entry = None
+            if self._match_prompts or seq.parent is not None:
+                self.tree.advance(seq, work.match_limit)
+                entry = self._find_leader(builder, work)
+            if entry is not None:
+                self._count_reused(work, max(work.wait_until, seq.num_computed))
+                if builder.take_logits(work, entry):
+                    started.append(work)
+                    continue
+                if work.wait_until > seq.num_computed:
+                    work.leader = entry.work
+                    continue
+            rows = builder.rows_for(work)
+            if rows == 0 or not self._has_room(builder, work, rows, bool(started)):
+                break
+            self._count_reused(work, seq.num_computed)
+            builder.add(work, rows)
+            started.append(work)
+        for work in started:
+            self.waiting.remove(work)
+            work.state = WorkState.RUNNING
+            work.leader = None
+            bisect.insort(self.running, work, key=lambda w: w.rank)
+
+    def _has_room(self, builder: StepBuilder, work: Work, rows: int, others: bool) -> bool:
+        """Room for `rows` of a waiting work, and for a block more of each that runs already."""
+        needed = builder.blocks_for(work, rows) + len(self.running)
+        if self.tree.can_allocate(needed):
+            return True
+        idle = [seq for seq in self.sequences if seq is not work.seq]
+        if reclaim_idle(self.tree, idle, needed):
+            return True
+        if others or self.running:
+            return False
+        # Alone with the whole pool: a tail that shares a cached block may be what is in the way.
+        self.tree.release(work.seq)
+        if not self.tree.can_allocate(builder.blocks_for(work, builder.rows_for(work))):
+            self._exhausted.append(work)
+            return False
+        return True
+
+    def _count_reused(self, work: Work, num_tokens: int) -> None:
+        if work.num_reused is None:
+            work.num_reused = num_tokens
+            self.counters.prompt_tokens_reused += num_tokens
+
+    def _is_ahead(self, leader: Work, work: Work) -> bool:
+        """`leader` still computes tokens that `work` waits for."""
+        return leader.state is WorkState.RUNNING and leader.seq.num_computed < work.wait_until
+
+    def _find_leader(self, builder: StepBuilder, work: Work) -> Entry | None:
+        """The entry that computes, or has the logits of, most of what `work` needs next.
+
+        Sets ``work.wait_until`` to the length of the prefix that both have in common.
+        """
+        seq, wanted = work.seq, work.first_wanted
+        base, target = seq.node.end, work.target
+        best, best_entry = (False, seq.num_computed), None
+        mine: list[int] | None = None
+        for entry in builder.by_node.get(seq.node, ())[:_MAX_LEADERS_ASKED]:
+            other = entry.work.seq
+            # Past a logits row that is wanted and not brought, its KV is of no use.
+            limit = target if wanted >= entry.start else work.match_limit
+            stop = min(limit, entry.work.target)
+            if mine is None:
+                mine = seq.ids(base, target)
+            theirs = other.ids(base, stop)
+            if theirs != mine[: stop - base]:
+                stop = base + common_prefix(theirs, mine)
+            gives = entry.start <= wanted < min(entry.end, stop)
+            if (gives, stop) > best:
+                best, best_entry = (gives, stop), entry
+            if best == (True, target):
+                break
+        if best_entry is not None:
+            work.wait_until = best[1]
+        return best_entry
+
+    # ---- steps that only lengthen the last ----------------------------------------------------
+
+    def _lengthen(self, last: Step) -> Step | None:
+        """Each row of `last` one token further, in a few array operations; None if it cannot."""
+        tree, plan, size = self.tree, last.plan, self.tree.block_size
+        positions = plan.positions + 1
+        slots = plan.slot_mapping + 1
+        starts = np.flatnonzero(positions % size == 0)
+        if not tree.can_allocate(len(starts)):
+            return None
+        new_blocks = []
+        for row in starts.tolist():
+            seq = last.entries[row].work.seq
+            assert not seq.private, "a sealed tail leaves no private block"
+            block = tree.allocate()
+            seq.private.append(block)
+            slots[row] = block * size
+            new_blocks.append((row, block))
+        attention = self._planner.advance(new_blocks)
+        if attention is None:
+            for row, _ in new_blocks:
+                tree.trim(last.entries[row].work.seq)
+            return None
+        input_ids = last.next_ids
+        assert input_ids is not None
+        hashes = last.hashes + token_hashes(positions.astype(np.int64), input_ids.astype(np.int64))
+        return Step(
+            plan=StepPlan(
+                input_ids=input_ids,
+                positions=positions,
+                slot_mapping=slots,
+                copies=(),
+                attention=attention,
+                logits_rows=plan.logits_rows,
+                sample_rows=plan.sample_rows,
+            ),
+            entries=last.entries,
+            draws=last.draws,
+            is_decode=True,
+            serial=last.serial,
+            hashes=hashes,
+            sampled=np.ones(len(hashes), np.bool_),
+        )
+
+    # ---- update -------------------------------------------------------------------------------
+
+    def commit(self, step: Step) -> None:
+        """The model has run `step`: what it computed becomes visible to everybody."""
+        self.counters.steps += 1
+        self._uncounted.append(step)
+        if len(self._uncounted) >= 16:
+            self.count_tokens()
+        if step.is_decode:
+            tree, size = self.tree, self.tree.block_size
+            for entry in step.entries:
+                if entry.work.state is WorkState.RUNNING:
+                    seq = entry.work.seq
+                    seq.private_len += 1
+                    if seq.private_len == size:
+                        tree.commit(seq, 0)
+            return
+        for entry in step.entries:
+            work, seq = entry.work, entry.work.seq
+            if work.state is not WorkState.RUNNING:
+                continue
+            self.tree.commit(seq, entry.num_new)
+            self.tree.trim(seq)
+            seq.hash = int(step.hashes[entry.first_row + entry.num_rows - 1])
+            seq.hash_length = seq.num_computed
+            if seq.num_computed == work.target:
+                self._share_with_ancestors(seq)
+        for work in step.joined:
+            if work.state is WorkState.RUNNING:
+                self.tree.advance(work.seq, work.target)
+
+    def lengthen_next(self, step: Step, token_ids: npt.NDArray[np.int32]) -> None:
+        """Every draw of the decode step `step` goes on with its token of `token_ids` ``[T]``."""
+        step.next_ids = token_ids
+        self._last = step
+
+    def _share_with_ancestors(self, seq: Sequence) -> None:
+        """Living, idle ancestors that lack KV of the same tokens take it along."""
+        parent = seq.parent
+        while parent is not None and not parent.pruned and not parent.closed:
+            if parent.num_computed >= parent.length or parent.work is not None:
+                return
+            self.tree.advance(parent, parent.length)
+            parent = parent.parent
+
+    def count_tokens(self) -> None:
+        """Bring the token counters up to date."""
+        steps, self._uncounted = self._uncounted, []
+        if not steps:
+            return
+        new = np.concatenate([step.plan.slot_mapping >= 0 for step in steps])
+        sampled = np.concatenate([step.sampled for step in steps])[new]
+        first = self._seen.add(np.concatenate([step.hashes for step in steps])[new])
+        self.counters.prompt_tokens_computed += int((first & ~sampled).sum())
+        self.counters.generated_tokens_computed += int((first & sampled).sum())
+        self.counters.recomputed_tokens += len(new) - int(first.sum())

@@ -1,0 +1,58 @@
+"""One scheduled step: the plan for the runner, and whose rows are whose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from cotrt.plan import StepPlan
+from cotrt.tree.work import Work
+
+
+@dataclass(slots=True)
+class Entry:
+    """Consecutive rows of one work: positions ``start .. start + num_rows - 1``.
+
+    Attributes:
+        first_row: index of its first row in the step.
+        num_new: rows whose KV is written (all, or all but the first).
+    """
+
+    work: Work
+    start: int
+    num_rows: int
+    first_row: int
+    num_new: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_rows
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan and its bookkeeping.
+
+    Attributes:
+        entries: rows by work, in row order.
+        draws: the work of each draw, in the order of ``plan.sample_rows``.
+        scored: ``(work, position)`` of each scored logit, in the order of ``plan.scored_rows``.
+        joined: works that take part through another's rows only.
+        is_decode: one row and one draw a work, all new; the next step may only lengthen this one.
+        serial: equal for steps that only lengthen each other.
+        hashes: ``[T]`` path hash after each row; sampled: ``[T]`` whether its token was sampled.
+        next_ids: ``[T]`` what a decode step drew, row by row, once it is known that all go on.
+    """
+
+    plan: StepPlan
+    entries: list[Entry]
+    draws: list[Work]
+    scored: list[tuple[Work, int]] = field(default_factory=list)
+    joined: list[Work] = field(default_factory=list)
+    is_decode: bool = False
+    serial: int = 0
+    hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    sampled: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    next_ids: npt.NDArray[np.int32] | None = None

@@ -1,0 +1,175 @@
+"""Collects the rows of one step and turns them into a `StepPlan`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotrt.plan import StepPlan
+from cotrt.tree.attention_planner import AttentionPlanner, PlanLeaf
+from cotrt.tree.counting import path_hash, token_hashes
+from cotrt.tree.kv_tree import KVTree, Node
+from cotrt.tree.step import Entry, Step
+from cotrt.tree.work import Work
+
+
+class StepBuilder:
+    """Rows, draws and scored logits of one step, within its budgets.
+
+    Args:
+        max_tokens: rows a step.
+        max_scored_rows: scored logits rows a step.
+    """
+
+    def __init__(self, tree: KVTree, max_tokens: int, max_scored_rows: int) -> None:
+        self._tree = tree
+        self._tokens_left = max_tokens
+        self._scored_left = max_scored_rows
+        self.entries: list[Entry] = []
+        self.by_work: dict[Work, Entry] = {}
+        self.by_node: dict[Node, list[Entry]] = {}  # by the node in which their sequences end
+        self.joined: list[Work] = []
+        self._num_rows = 0
+        self._copies: list[tuple[int, int]] = []
+        self._logits_rows: dict[int, int] = {}  # row -> index among the logits rows
+        self._draws: list[tuple[Work, int]] = []
+        self._scored: list[tuple[Work, int, int]] = []
+
+    def rows_for(self, work: Work) -> int:
+        """Rows that `work` can have in this step: 0 when a budget is used up."""
+        first = work.first_wanted
+        start = min(work.seq.num_computed, first)
+        rows = min(work.target - start, self._tokens_left)
+        num_scored = start + rows - first - (1 if work.samples else 0)
+        if num_scored > self._scored_left:
+            rows -= num_scored - self._scored_left
+        return max(rows, 0)
+
+    def blocks_for(self, work: Work, rows: int) -> int:
+        """Blocks that these rows would take from the pool."""
+        seq = work.seq
+        num_new = min(seq.num_computed, work.first_wanted) + rows - seq.num_computed
+        return self._tree.blocks_needed(seq, num_new) if num_new else 0
+
+    def add(self, work: Work, rows: int) -> None:
+        """Schedule `rows` of `work`; the blocks are known to be there."""
+        seq = work.seq
+        start = min(seq.num_computed, work.first_wanted)
+        end = start + rows
+        num_new = end - seq.num_computed
+        if num_new:
+            copy = self._tree.reserve(seq, num_new)
+            if copy is not None:
+                self._copies.append(copy)
+        entry = Entry(work, start, rows, self._num_rows, num_new)
+        self.entries.append(entry)
+        self.by_work[work] = entry
+        self.by_node.setdefault(seq.node, []).append(entry)
+        self._num_rows += rows
+        self._tokens_left -= rows
+        self._take(work, entry, end)
+
+    def take_logits(self, work: Work, entry: Entry) -> bool:
+        """Logits that `work` wants and `entry`, of another work with the same path, has.
+
+        Returns:
+            True if nothing more has to be computed for `work` in this step.
+        """
+        if self._take(work, entry, min(entry.end, work.wait_until)):
+            self.joined.append(work)
+            return True
+        return False
+
+    def _take(self, work: Work, entry: Entry, end: int) -> bool:
+        """Draw or score from the rows of `entry` before position `end`; True if all is taken."""
+        target = work.target
+        for position in range(work.first_wanted, end):
+            if position < entry.start:
+                return False
+            row = entry.first_row + position - entry.start
+            index = self._logits_rows.setdefault(row, len(self._logits_rows))
+            if work.samples and position == target - 1:
+                self._draws.append((work, index))
+                work.logits_from = work.NO_SCORES
+                return True
+            self._scored.append((work, position, index))
+            self._scored_left -= 1
+            work.logits_from = position + 1
+        return work.is_satisfied
+
+    def build(self, planner: AttentionPlanner, serial: int) -> Step:
+        """The step, with its attention plan."""
+        size = self._tree.block_size
+        ids: list[int] = []
+        sampled: list[bytes] = []
+        positions = np.empty(self._num_rows, np.int64)
+        slots = np.empty(self._num_rows, np.int64)
+        base = np.empty(len(self.entries), np.uint64)
+        leaves = []
+        for i, entry in enumerate(self.entries):
+            seq, row = entry.work.seq, entry.first_row
+            ids += seq.span.slice_ids(entry.start, entry.end)
+            sampled.append(seq.span.slice_sampled(entry.start, entry.end))
+            positions[row : row + entry.num_rows] = range(entry.start, entry.end)
+            if entry.num_rows == entry.num_new == 1:
+                index = entry.start - seq.node.end
+                slots[row] = seq.private[index // size] * size + index % size
+            else:
+                slots[row : row + entry.num_rows] = self._slots(entry)
+            if seq.hash_length != seq.num_computed:
+                seq.hash, seq.hash_length = path_hash(seq, seq.num_computed), seq.num_computed
+            base[i] = seq.hash
+            leaves.append(PlanLeaf(seq.node, seq.private, entry.end, entry.num_rows))
+        input_ids = np.array(ids, np.int32)
+        logits_rows = np.fromiter(self._logits_rows, np.int32, len(self._logits_rows))
+        draws = [work for work, _ in self._draws]
+        sample_rows = np.array([index for _, index in self._draws], np.int32)
+        plan = StepPlan(
+            input_ids=input_ids,
+            positions=positions.astype(np.int32),
+            slot_mapping=slots,
+            copies=tuple(self._copies),
+            attention=planner.plan(leaves),
+            logits_rows=logits_rows,
+            sample_rows=sample_rows,
+            scored_rows=np.array([index for _, _, index in self._scored], np.int32),
+            scored_tokens=np.array(
+                [work.seq.ids(p + 1, p + 2)[0] for work, p, _ in self._scored], np.int32
+            ),
+        )
+        is_decode = (
+            len(draws) == len(self.entries) == self._num_rows == len(logits_rows)
+            and not self._scored
+            and bool((slots >= 0).all())
+        )
+        return Step(
+            plan=plan,
+            entries=self.entries,
+            draws=draws,
+            scored=[(work, position) for work, position, _ in self._scored],
+            joined=self.joined,
+            is_decode=is_decode,
+            serial=serial,
+            hashes=self._hashes(base, positions, input_ids, slots >= 0),
+            sampled=np.frombuffer(b"".join(sampled), np.bool_),
+        )
+
+    def _slots(self, entry: Entry) -> np.ndarray:
+        """KV slots of an entry's rows; -1 for a first row whose KV is there already."""
+        seq, size = entry.work.seq, self._tree.block_size
+        index = np.arange(entry.start, entry.end) - seq.node.end
+        old = entry.num_rows - entry.num_new
+        slots = np.full(entry.num_rows, -1, np.int64)
+        blocks = np.array(seq.private or [-1], np.int64)
+        slots[old:] = blocks[index[old:] // size] * size + index[old:] % size
+        return slots
+
+    def _hashes(
+        self, base: np.ndarray, positions: np.ndarray, ids: np.ndarray, new: np.ndarray
+    ) -> np.ndarray:
+        """``[T]`` path hash after each new row: its entry's base plus the words up to it."""
+        words = np.where(new, token_hashes(positions, ids.astype(np.int64)), np.uint64(0))
+        total = np.cumsum(words, dtype=np.uint64)
+        first = np.array([entry.first_row for entry in self.entries])
+        counts = np.array([entry.num_rows for entry in self.entries])
+        before = total[first] - words[first]
+        return np.asarray(total + np.repeat(base - before, counts))
