@@ -1,0 +1,7 @@
+"""The KV pool of the Triton backend: head-major blocks, the head dimension contiguous."""
+
+from __future__ import annotations
+
+from ..reference.kv_cache import new_kv_cache
+
+__all__ = ["new_kv_cache"]

@@ -1,0 +1,216 @@
+"""Attention over the tree: one launch over the plan's work list, one for the ordered merge."""
+
+from __future__ import annotations
+
+import torch
+
+from cotrt.plan import AttentionPlan
+
+from .attention_kernel import ITEM_FIELDS, LOG2_E, attend_kernel, merge_kernel
+from .attention_variants import Variant, choose_variant, largest_tile, programs_per_processor
+from .attention_work import AttentionWork, capacity_for, choose_high_tile
+from .launch import next_power_of_2, num_processors
+
+__all__ = ["GraphPlan", "PreparedPlan", "prepare_plan", "tree_attention"]
+
+_MERGE_HEADS = 4  # heads a program of the merge takes at a time
+
+
+class PreparedPlan:
+    """A plan on its way to a device; the work list is made at the first layer, for its heads.
+
+    Args:
+        plan: the plan of a step.
+        device: where the step runs.
+    """
+
+    def __init__(self, plan: AttentionPlan, device: torch.device) -> None:
+        self.plan = plan
+        self.device = device
+        self._work: AttentionWork | None = None
+        self._partials: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return self.plan.num_rows
+
+    def work(self, heads_per_kv: int, largest_tile: int) -> AttentionWork:
+        """The work list for this many query heads a KV head, with tiles up to the largest."""
+        if self._work is None or self._work.heads_per_kv != heads_per_kv:
+            tile = choose_high_tile(self.plan, heads_per_kv, largest_tile)
+            capacity = capacity_for(self.plan, heads_per_kv, tile)
+            self._work = AttentionWork(capacity, heads_per_kv, tile, self.device)
+            self._work.write(self.plan)
+        return self._work
+
+    def partials(self, num_q_heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for partial results and their log-sum-exp, the same for every layer."""
+        assert self._work is not None
+        return self._room(self._work.num_partials, num_q_heads, head_dim)
+
+    def _room(
+        self, num_partials: int, num_q_heads: int, head_dim: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._partials is None or self._partials[0].shape[1:] != (num_q_heads, head_dim):
+            shape = (max(num_partials, 1), num_q_heads)
+            self._partials = (
+                torch.empty(*shape, head_dim, dtype=torch.float32, device=self.device),
+                torch.empty(shape, dtype=torch.float32, device=self.device),
+            )
+        return self._partials
+
+
+class GraphPlan(PreparedPlan):
+    """A plan whose buffers stay where they are: capture a CUDA graph over it, then ``write``.
+
+    Both launches are always made, with grids that depend on the device only, and read their
+    counts from the device; so a captured graph replays any plan that fits.
+
+    Args:
+        work: the work list, of the largest capacity that a replay may need.
+    """
+
+    def __init__(self, work: AttentionWork) -> None:
+        self.device = work.counts.device
+        self._work: AttentionWork = work
+        self._partials = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the plan that was written last."""
+        return self._work.num_rows
+
+    def write(self, plan: AttentionPlan) -> None:
+        """Put ``plan`` in place of the last one, in the order of the current stream."""
+        self._work.write(plan)
+
+    def work(self, heads_per_kv: int, largest_tile: int) -> AttentionWork:
+        """The work list; its heads were fixed when it was made."""
+        assert self._work.heads_per_kv == heads_per_kv
+        assert self._work.high_tile <= largest_tile, (self._work.high_tile, largest_tile)
+        return self._work
+
+    def partials(self, num_q_heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for as many partials as the work list can have slots."""
+        return self._room(self._work.capacity.slots, num_q_heads, head_dim)
+
+
+def prepare_plan(plan: AttentionPlan, device: str | torch.device) -> PreparedPlan:
+    """What ``tree_attention`` takes in every layer of a step."""
+    return PreparedPlan(plan, torch.device(device))
+
+
+def tree_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    plan: AttentionPlan | PreparedPlan,
+    *,
+    scale: float,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attends every row of ``q`` to the groups that the plan names for it.
+
+    Args:
+        q: ``[T, num_q_heads, head_dim]``; float32, bfloat16 or float16.
+        k_cache: ``[num_blocks, num_kv_heads, block_size, head_dim]``, never changed.
+        v_cache: like ``k_cache``.
+        plan: what ``prepare_plan`` gave, a `GraphPlan`, or a bare plan that is prepared here.
+        scale: factor of the scores, commonly ``head_dim ** -0.5``.
+        out: where to write, like ``q``; made when missing.
+
+    Returns:
+        ``[T, num_q_heads, head_dim]`` in the dtype of ``q``.
+    """
+    if isinstance(plan, AttentionPlan):
+        plan = prepare_plan(plan, q.device)
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    _, num_q_heads, head_dim = q.shape
+    _, num_kv_heads, block_size, _ = k_cache.shape
+    is_graph = isinstance(plan, GraphPlan)
+    assert is_graph or len(q) == plan.num_rows, (q.shape, plan.num_rows)
+    assert num_q_heads % num_kv_heads == 0, (num_q_heads, num_kv_heads)
+    assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride()
+    assert q.dtype == k_cache.dtype == v_cache.dtype, (q.dtype, k_cache.dtype, v_cache.dtype)
+    assert q.stride(-1) == k_cache.stride(-1) == out.stride(-1) == 1, "D is contiguous"
+    work = plan.work(num_q_heads // num_kv_heads, largest_tile(head_dim, q.dtype))
+    if not is_graph and not work.num_items:
+        return out
+    variant = choose_variant(head_dim, work.heads_per_kv, block_size, work.high_tile, q.dtype)
+    partial, lse = plan.partials(num_q_heads, head_dim)
+    # Offsets into rows and partials are int32 in the kernels; those into the pool are int64.
+    assert max(q.stride(0), out.stride(0)) * len(q) < 1 << 31, "too many rows for one step"
+    assert partial.numel() < 1 << 31, "too many partials for one step"
+    processors = num_processors(q.device)
+    programs = processors * programs_per_processor(variant)
+    if not is_graph:
+        programs = min(programs, work.num_items * num_kv_heads)
+    attend_kernel[(programs,)](
+        q,
+        k_cache,
+        v_cache,
+        out,
+        partial,
+        lse,
+        work.counts,
+        work.items,
+        work.entries,
+        work.slot_rows,
+        work.slot_partials,
+        work.positions,
+        scale * LOG2_E,
+        num_kv_heads,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        **attend_constants(variant, q.dtype),
+        num_warps=variant.num_warps,
+        num_stages=variant.num_stages,
+    )
+    if is_graph or work.num_merge_rows:
+        programs = processors * 8
+        if not is_graph:
+            programs = min(programs, work.num_merge_rows * -(-num_q_heads // _MERGE_HEADS))
+        merge_kernel[(programs,)](
+            partial,
+            lse,
+            out,
+            work.counts,
+            work.merge_rows,
+            work.merge_offsets,
+            work.merge_partials,
+            num_q_heads,
+            out.stride(0),
+            out.stride(1),
+            **merge_constants(head_dim),
+            num_warps=2,
+        )
+    return out
+
+
+def attend_constants(variant: Variant, dtype: torch.dtype) -> dict[str, int | str]:
+    """The compile-time arguments of the attention kernel."""
+    return {
+        "FIELDS": ITEM_FIELDS,
+        "G": variant.heads_per_kv,
+        "BLOCK_G": next_power_of_2(variant.heads_per_kv),
+        "D": variant.head_dim,
+        "BLOCK_D": next_power_of_2(variant.head_dim),
+        "BS": variant.block_size,
+        "LOW": variant.low_tile,
+        "HIGH": variant.high_tile,
+        "BLOCK_N": variant.block_n,
+        # Exact products for float32 inputs; 16-bit ones are exact in any mode.
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+    }
+
+
+def merge_constants(head_dim: int) -> dict[str, int]:
+    """The compile-time arguments of the merge kernel."""
+    return {"D": head_dim, "BLOCK_D": next_power_of_2(head_dim), "BLOCK_H": _MERGE_HEADS}
