@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from cotrt.engine.state import GenerationState, ScoreState
+from cotrt.engine.state import GenerationState, ScoreState, TokenSequence
 from cotrt.errors import BranchPrunedError, InvalidRequestError, PromptTooLongError
 from cotrt.handle import Generation, Generations, Handle, gather
 from cotrt.outputs import BranchKV, Choice, Score
 from cotrt.params import SamplingParams
 from cotrt.sampling.seeds import normalize_seed, output_seed
-from cotrt.tree.sequence import Sequence as TokenSequence
 
 if TYPE_CHECKING:
     from cotrt.runtime import Runtime
 
 Continuation = str | Sequence[int]
+T = TypeVar("T")
 
 # At most this share of the pool can be kept by leases.
 _MAX_KEPT_SHARE = 0.5
@@ -349,7 +349,7 @@ class Branch:
 
     # ---- inside -------------------------------------------------------------------------------
 
-    def _read(self, read: Any) -> Any:
+    def _read(self, read: Callable[[TokenSequence], T]) -> T:
         if self._runtime.driver.forked:
             self._runtime.check()
         with self._runtime.engine.lock:

@@ -5,7 +5,7 @@
     │   ├── PromptTooLongError             more tokens than max_model_len
     │   └── KVCacheExhaustedError          more tokens than the whole KV pool can ever hold
     ├── BranchBusyError                    the branch is generating; wait for it or cancel it
-    ├── BranchPrunedError                  the branch was pruned or closed; `.output` has what it had made
+    ├── BranchPrunedError                  the branch was pruned or closed; `.output` has its text
     ├── ModelLoadError                     a model that is missing, broken or not supported
     ├── SavedBranchError                   a saved branch that is damaged or of another model
     ├── NumericsError                      NaN or infinite logits; `.output` has what came before

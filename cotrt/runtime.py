@@ -1,4 +1,4 @@
-"""What the program API shares: the engine, its thread, the tokenizer, and the checks of requests."""
+"""What the program API shares: the engine, its thread, the tokenizer, checks of requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotrt.engine.driver import Driver
 from cotrt.engine.engine import Engine
-from cotrt.engine.state import GenerationState, ScoreState, TokenScores
+from cotrt.engine.state import GenerationState, ScoreState, TokenScores, TokenSequence
 from cotrt.errors import (
     BranchBusyError,
     BranchPrunedError,
@@ -19,7 +19,6 @@ from cotrt.errors import (
 from cotrt.outputs import CompletionOutput
 from cotrt.params import SamplingParams
 from cotrt.sampling.seeds import normalize_seed
-from cotrt.tree.sequence import Sequence as TokenSequence
 
 if TYPE_CHECKING:
     from cotrt.engine.text import StreamText

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cotrt.engine.engine import Engine
+from cotrt.engine.state import TokenSequence
 from cotrt.outputs import BranchKV, MemoryStats
-from cotrt.tree.sequence import Sequence
 
 
 def memory_stats(engine: Engine) -> MemoryStats:
@@ -34,7 +34,7 @@ def memory_stats(engine: Engine) -> MemoryStats:
     )
 
 
-def branch_kv(engine: Engine, seq: Sequence) -> BranchKV:
+def branch_kv(engine: Engine, seq: TokenSequence) -> BranchKV:
     """Where a sequence's KV is now."""
     blocks = engine.tree.blocks_of(seq) if seq in engine.scheduler.sequences else set()
     private = engine.tree.blocks_alone(seq) if blocks else 0

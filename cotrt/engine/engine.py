@@ -375,13 +375,12 @@ class Engine:
                 now = now or time.monotonic()
                 self._note_first_token(work, state, now)
             length = span.start + len(span.ids)
-            if length > state.min_length:
-                if token in state.stop_ids:
-                    if token in state.eos_ids:
-                        state.ended_by_eos, work.seq.ended_at = True, length
-                    self._finish(work, "stop", None if state.ended_by_eos else token)
-                    goes_on = False
-                    continue
+            if length > state.min_length and token in state.stop_ids:
+                if token in state.eos_ids:
+                    state.ended_by_eos, work.seq.ended_at = True, length
+                self._finish(work, "stop", None if state.ended_by_eos else token)
+                goes_on = False
+                continue
             if state.watch is not None:
                 match = state.watch.append(token, length > state.min_length)
                 if match is not None:

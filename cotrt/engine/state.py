@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from cotrt.sampling.processors import LogitsProcessor
 
 
+TokenSequence = Sequence  # the name under which the program API knows it
+
+
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """Log-probability of the sampled or given token; its rank and the likeliest, if asked for."""

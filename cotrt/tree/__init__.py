@@ -1,1 +1,1 @@
-"""Policy of the engine, free of torch: blocks, the KV tree, sequences, the scheduler, the planner."""
+"""Policy of the engine, free of torch: blocks, KV tree, sequences, scheduler, planner."""

@@ -77,7 +77,7 @@ class Sequence:
 
     def __init__(
         self,
-        id: int,
+        number_in_engine: int,
         span: TokenSpan,
         node: Node,
         *,
@@ -86,7 +86,7 @@ class Sequence:
         number: int = 0,
         internal: bool = False,
     ) -> None:
-        self.id = id
+        self.id = number_in_engine
         self.span = span
         self.node = node
         self.private: list[int] = []
