@@ -107,8 +107,39 @@ struct Chunk {
   }
 };
 
+// Asks for K and V of keys to come, a few lines at a time, so that memory works while tiles compute.
+struct Prefetcher {
+  const AttentionArgs& a;
+  const int32_t* blocks;
+  int kv_head, first, lines, at = 0, lines_per_block;
+  int64_t head_bytes, block_bytes;
+
+  // Keys [first, first + count) of a group; count may be 0.
+  Prefetcher(const AttentionArgs& a_, const int32_t* blocks_, int kv_head_, int first_, int count)
+      : a(a_), blocks(blocks_), kv_head(kv_head_), first(first_) {
+    head_bytes = kv_head_bytes(a.type, a.block_size, a.head_dim);
+    block_bytes = head_bytes * a.num_kv_heads;
+    lines_per_block = int(head_bytes / 64);
+    lines = count > 0 ? ceil_div(count, a.block_size) * lines_per_block : 0;
+  }
+  void ask(int n) {
+    const int end = min_int(lines, at + n);
+    while (at < end) {
+      const int block = at / lines_per_block, line = at % lines_per_block;
+      const int64_t offset = blocks[first / a.block_size + block] * block_bytes +
+                             kv_head * head_bytes + int64_t(line) * 64;
+      const int stop = min_int(end, at + lines_per_block - line);
+      for (int64_t o = offset; at < stop; ++at, o += 64) {
+        __builtin_prefetch(a.k_cache + o, 0, 2);
+        __builtin_prefetch(a.v_cache + o, 0, 2);
+      }
+    }
+  }
+};
+
 template <class T>
-static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job, char* scratch) {
+static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
+                                const AttentionJob* next, char* scratch) {
   using E = typename T::Element;
   AttentionScratch<T> w(scratch);
   const int g = a.num_q_heads / a.num_kv_heads, d = a.head_dim;
@@ -137,6 +168,16 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
     const int chunk_len = min_int(kAttentionChunk, most_visible - c0);
     chunk.gather_k(a, blocks, job.kv_head, c0, chunk_len, w.k_panels);
     int v_count = -1, v_runs = 0;
+    // What follows: this job's next chunk, or the first of the job that this thread may get next.
+    const bool last_chunk = c0 + kAttentionChunk >= most_visible;
+    const int ahead = min_int(kAttentionChunk, most_visible - c0 - kAttentionChunk);
+    Prefetcher prefetch =
+        !last_chunk ? Prefetcher(a, blocks, job.kv_head, c0 + kAttentionChunk, ahead)
+        : next      ? Prefetcher(a, a.group_blocks + a.group_block_offsets[next->group],
+                                 next->kv_head, 0, min_int(kAttentionChunk, a.group_len[next->group]))
+                    : Prefetcher(a, blocks, job.kv_head, 0, 0);
+    const int calls = tiles.count * ceil_div(chunk_len, 2 * kLanes);
+    const int lines_per_call = max_int(4, ceil_div(prefetch.lines, calls));
     for (int t = 0; t < tiles.count; ++t) {
       const int s0 = tiles.first(t), mr = tiles.first(t + 1) - s0;
       int seen = 0;  // keys of this chunk that any row of the tile sees
@@ -146,7 +187,7 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
       // Scores.
       const int steps = d / T::kPerStep, panels = ceil_div(seen, kLanes);
       TileArgs qk{nullptr, &steps, 1, kLaneGroupBytes, 0, (const char*)(w.q + s0 * d),
-                  ptrdiff_t(d * sizeof(E)), nullptr, stride, nullptr};
+                  ptrdiff_t(d * sizeof(E)), nullptr, stride, nullptr, nullptr, 0};
       const bool wide = mr <= kWideTileRows;
       const TileFn score = wide ? TileTable<T, 4, true, false>::get(mr)
                                 : TileTable<T, 2, true, false>::get(mr);
@@ -154,35 +195,46 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
         qk.runs = chunk.k_panel + p;
         qk.c = w.scores + p * kLanes;
         score(qk);
+        prefetch.ask(lines_per_call);
       }
 
       // Weights: 2^(score - max), exactly 0 past what the row sees.
+      alignas(64) float top[kLanes], base[kLanes];
       for (int m = 0; m < mr; ++m) {
         float* sc = w.scores + m * stride;
-        E* wt = w.weights + m * stride;
         const int vis = clamp_int(w.visible[s0 + m] - c0, 0, seen);
-        const int full = vis / kLanes, used = ceil_div(vis, kLanes);
-        if (used > full)
-          store(sc + full * kLanes,
-                first_lanes(load(sc + full * kLanes), vis % kLanes, set1(-INFINITY)));
-        F top = set1(-INFINITY);
-        for (int i = 0; i < used; ++i) top = max(top, load(sc + i * kLanes));
-        const float before = w.max[s0 + m];
-        const float here = reduce_max(top) * scale;
-        const float now = here > before ? here : before;
-        const float base = now == -INFINITY ? 0.f : now;
+        const int full = vis / kLanes;
+        F most = set1(-INFINITY);
+        for (int i = 0; i < full; ++i) most = max(most, load(sc + i * kLanes));
+        if (vis % kLanes) {
+          const F last = first_lanes(load(sc + full * kLanes), vis % kLanes, set1(-INFINITY));
+          store(sc + full * kLanes, last);
+          most = max(most, last);
+        }
+        top[m] = reduce_max(most) * scale;
+      }
+      for (int m = 0; m < mr; ++m) {
+        const float before = w.max[s0 + m], now = top[m] > before ? top[m] : before;
+        w.max[s0 + m] = now;
+        base[m] = now == -INFINITY ? 0.f : now;
+        top[m] = before - base[m];
+      }
+      for (int m = mr; m < kLanes; ++m) top[m] = 0.f;
+      store(w.alpha, exp2(load(top)));
+      const F vs = set1(scale);
+      for (int m = 0; m < mr; ++m) {
+        const float* sc = w.scores + m * stride;
+        E* wt = w.weights + m * stride;
+        const int used = ceil_div(clamp_int(w.visible[s0 + m] - c0, 0, seen), kLanes);
         F total = zero();
-        const F vs = set1(scale), vb = set1(base);
+        const F vb = set1(base[m]);
         for (int i = 0; i < used; ++i) {
-          const F p = exp2(fms(load(sc + i * kLanes), vs, vb));
+          const F p = exp2<T::kFastExp>(fms(load(sc + i * kLanes), vs, vb));
           total = add(total, p);
           T::store_row((char*)(wt + i * kLanes), p);
         }
         for (int i = used; i < panels; ++i) T::store_row((char*)(wt + i * kLanes), zero());
-        const float alpha = before == -INFINITY ? 0.f : ::exp2f(before - base);
-        w.alpha[m] = alpha;
-        w.sum[s0 + m] = w.sum[s0 + m] * alpha + reduce_add(total);
-        w.max[s0 + m] = now;
+        w.sum[s0 + m] = w.sum[s0 + m] * w.alpha[m] + reduce_add(total);
       }
 
       // Output.
@@ -191,7 +243,8 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
         v_count = seen;
       }
       TileArgs pv{chunk.v_run, chunk.v_steps, v_runs, ptrdiff_t(d) * kStepBytes, kLaneGroupBytes,
-                  (const char*)w.weights, ptrdiff_t(stride * sizeof(E)), nullptr, d, w.alpha};
+                  (const char*)w.weights, ptrdiff_t(stride * sizeof(E)), nullptr, d, w.alpha,
+                  nullptr, 0};
       const char* run0[kAttentionChunk / 8 + 2];
       for (int r = 0; r < v_runs; ++r) run0[r] = chunk.v_run[r];
       pv.runs = run0;
@@ -265,11 +318,12 @@ static void attention_merge_typed(const AttentionArgs& a, int row0, int row1) {
   }
 }
 
-static void attention(const AttentionArgs& a, const AttentionJob& job, char* scratch) {
+static void attention(const AttentionArgs& a, const AttentionJob& job, const AttentionJob* next,
+                      char* scratch) {
   if (a.type == DType::kFloat32)
-    attention_job_typed<F32Type>(a, job, scratch);
+    attention_job_typed<F32Type>(a, job, next, scratch);
   else
-    attention_job_typed<Bf16Type>(a, job, scratch);
+    attention_job_typed<Bf16Type>(a, job, next, scratch);
 }
 
 static void attention_merge(const AttentionArgs& a, int row0, int row1) {

@@ -24,6 +24,13 @@ struct AttentionPlan {
 std::vector<AttentionJob> make_attention_jobs(const AttentionPlan& plan, int num_q_heads,
                                               int num_kv_heads, int num_threads);
 
+// The job that a thread will probably claim after `index`.
+inline const AttentionJob* next_job(const std::vector<AttentionJob>& jobs, int index,
+                                    int num_threads) {
+  const size_t next = size_t(index) + size_t(num_threads);
+  return next < jobs.size() ? &jobs[next] : nullptr;
+}
+
 // Points a's plan fields at the plan.
 void bind_plan(const AttentionPlan& plan, AttentionArgs* a);
 

@@ -72,20 +72,22 @@ void tree_attention(const AttentionPlan& plan, DType type, uintptr_t q, uintptr_
     const AttentionArgs& a;
     const std::vector<AttentionJob>& jobs;
     const AttentionScratchPool& scratch;
-    int rows;
+    int rows, threads;
     bool merge;
     Run(const AttentionArgs& a_, const std::vector<AttentionJob>& j, const AttentionScratchPool& s,
-        const AttentionPlan& plan)
-        : a(a_), jobs(j), scratch(s), rows(plan.num_rows()), merge(plan.needs_merge()) {}
+        const AttentionPlan& plan, int threads_)
+        : a(a_), jobs(j), scratch(s), rows(plan.num_rows()), threads(threads_),
+          merge(plan.needs_merge()) {}
     int num_phases() const override { return merge ? 2 : 1; }
     int num_chunks(int phase) override { return phase ? ceil_div(rows, 8) : int(jobs.size()); }
     void run(int phase, int chunk, int thread) override {
       if (phase)
         kernels().attention_merge(a, chunk * 8, min_int(rows, chunk * 8 + 8));
       else
-        kernels().attention(a, jobs[size_t(chunk)], scratch.thread(thread));
+        kernels().attention(a, jobs[size_t(chunk)], next_job(jobs, chunk, threads),
+                            scratch.thread(thread));
     }
-  } work(a, jobs, shared.scratch, plan);
+  } work(a, jobs, shared.scratch, plan, pool->num_threads());
   pool->run(work);
 }
 

@@ -177,6 +177,18 @@ const PackedLinear& DecoderStack::linear_of(const Phase& p) const {
   }
 }
 
+// First weights of the linear that follows p's, nothing between them taking long.
+const char* DecoderStack::next_weights(const Phase& p) const {
+  const size_t next = size_t(p.layer) + 1;
+  switch (p.kind) {
+    case kO: return layers_[size_t(p.layer)].gate_up->args().weight;
+    case kGateUp: return layers_[size_t(p.layer)].down->args().weight;
+    case kDown: return next < layers_.size() ? layers_[next].qkv->args().weight
+                                             : head_->args().weight;
+    default: return nullptr;
+  }
+}
+
 LinearArgs DecoderStack::linear_args(const Phase& p) const {
   LinearArgs a = linear_of(p).args();
   const auto from = [&](const Rows& r) { a.x = r.at(), a.x_stride = r.stride; };
@@ -218,6 +230,7 @@ int DecoderStack::num_chunks(int phase) {
   switch (p.kind) {
     case kQkv: case kO: case kGateUp: case kDown: case kHead:
       args_ = linear_args(p);
+      args_.next = next_weights(p);
       chunks_ = std::make_unique<LinearChunks>(linear_of(p), rows, pool_->num_threads());
       return chunks_->count();
     case kAttention:
@@ -266,7 +279,8 @@ void DecoderStack::run(int phase, int chunk, int thread) {
       return k.rope_and_write(rope_, chunk * step, min_int(rows, (chunk + 1) * step));
     }
     case kAttention:
-      return k.attention(attention_, jobs_[size_t(chunk)], scratch_.thread(thread));
+      return k.attention(attention_, jobs_[size_t(chunk)],
+                         next_job(jobs_, chunk, pool_->num_threads()), scratch_.thread(thread));
     case kMerge:
       return k.attention_merge(attention_, row0, row1);
     case kSelect:

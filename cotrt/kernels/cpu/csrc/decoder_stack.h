@@ -83,6 +83,7 @@ class DecoderStack final : private Work {
   void list_phases();
   int rows_of(const Phase& p) const;
   LinearArgs linear_args(const Phase& p) const;
+  const char* next_weights(const Phase& p) const;
   const PackedLinear& linear_of(const Phase& p) const;
   void norm_rows(const Phase& p, int row0, int row1) const;
 

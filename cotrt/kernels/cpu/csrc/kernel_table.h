@@ -19,6 +19,7 @@ struct LinearArgs {
   const char* weight;  // packed, see layouts.h
   DType weight_type;   // activations are float32 for float32 weights, bf16 for bf16 and int8
   int n, k;            // outputs (lanes in use) and inputs
+  const char* next;    // weights that will probably be read after these, or null
   const char* x;       // [m] rows, x_stride bytes apart
   ptrdiff_t x_stride;
   const float* scale;  // [n] of int8 weights, else null
@@ -117,7 +118,9 @@ struct KernelTable {
   void (*unpack_row)(const char* weight, DType type, int k, const float* scale, int64_t row,
                      float* out);
   // scratch: attention_scratch_bytes(), 64-byte aligned.
-  void (*attention)(const AttentionArgs&, const AttentionJob&, char* scratch);
+  // next: the job whose keys to ask for meanwhile, or null.
+  void (*attention)(const AttentionArgs&, const AttentionJob&, const AttentionJob* next,
+                    char* scratch);
   void (*attention_merge)(const AttentionArgs&, int row0, int row1);
   void (*rope_and_write)(const RopeArgs&, int row0, int row1);
   void (*write_kv)(const WriteKvArgs&, int row0, int row1);

@@ -128,8 +128,8 @@ LinearArgs PackedLinear::args() const {
   return a;
 }
 
-LinearChunks::LinearChunks(const PackedLinear& w, int m_, int num_threads)
-    : m(m_), num_panels(w.num_panels()) {
+LinearChunks::LinearChunks(const PackedLinear& w, int m_, int num_threads_)
+    : m(m_), num_panels(w.num_panels()), num_threads(num_threads_) {
   // Rows of activations that stay in a core's cache beside the panel that is read.
   const int64_t row_bytes = int64_t(w.k()) * (w.type() == DType::kFloat32 ? 4 : 2);
   const int tile = kernels().max_tile_rows;
@@ -151,7 +151,12 @@ void LinearChunks::run(const LinearArgs& args, int chunk) const {
   // Neighbouring chunks share rows, so that activations stay in cache.
   const int row = chunk / panel_chunks, panel = chunk % panel_chunks;
   const int m0 = row * rows_per_chunk, p0 = panel * panels_per_chunk;
-  kernels().linear(args, m0, min_int(m, m0 + rows_per_chunk), p0,
+  // The chunk that this thread will probably claim next; past the last one args.next stays.
+  LinearArgs a = args;
+  const int next = chunk + num_threads;
+  if (next < count())
+    a.next = a.weight + next % panel_chunks * panels_per_chunk * packed_panel_bytes(a.weight_type, a.k);
+  kernels().linear(a, m0, min_int(m, m0 + rows_per_chunk), p0,
                    min_int(num_panels, p0 + panels_per_chunk));
 }
 

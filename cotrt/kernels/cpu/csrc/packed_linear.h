@@ -44,6 +44,7 @@ struct LinearChunks {
   LinearChunks(const PackedLinear& w, int m, int num_threads);
   int count() const { return row_chunks * panel_chunks; }
   void run(const LinearArgs& args, int chunk) const;
+  int num_threads;
 };
 
 }  // namespace cotrt

@@ -24,9 +24,11 @@ inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline float reduce_add(F a) { return _mm512_reduce_add_ps(a.v); }
 inline float reduce_max(F a) { return _mm512_reduce_max_ps(a.v); }
-inline F round(F a) { return {_mm512_roundscale_ps(a.v, 0)}; }
-// a * 2^n for integral n; under- and overflows are right.
-inline F scale2(F a, F n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+// a * 2^n by the exponent's bits; `shifted` is n + kShifter, so that n lies in its low bits.
+inline F add_exponent(F a, F shifted) {
+  return {_mm512_castsi512_ps(_mm512_add_epi32(
+      _mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23)))};
+}
 // Lanes below n from a, the others from b.
 inline F first_lanes(F a, int n, F b) {
   return {_mm512_mask_blend_ps(__mmask16((1u << n) - 1), b.v, a.v)};
@@ -99,20 +101,13 @@ inline float reduce_max(F x) {
   t = _mm_max_ps(t, _mm_movehl_ps(t, t));
   return _mm_cvtss_f32(_mm_max_ss(t, _mm_shuffle_ps(t, t, 1)));
 }
-inline F round(F x) {
-  return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-          _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+inline __m256 add_exponent(__m256 x, __m256 shifted) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(
+      _mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
 }
-inline __m256 power_of_two(__m256i n) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+inline F add_exponent(F x, F shifted) {
+  return {add_exponent(x.a, shifted.a), add_exponent(x.b, shifted.b)};
 }
-inline __m256 scale2_half(__m256 x, __m256 n) {
-  // Two factors, so that results below 2^-126 are reached without an invalid exponent.
-  const __m256i i = _mm256_cvtps_epi32(n);
-  const __m256i h = _mm256_srai_epi32(i, 1);
-  return _mm256_mul_ps(_mm256_mul_ps(x, power_of_two(h)), power_of_two(_mm256_sub_epi32(i, h)));
-}
-inline F scale2(F x, F n) { return {scale2_half(x.a, n.a), scale2_half(x.b, n.b)}; }
 inline F first_lanes(F x, int n, F y) {
   const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256 a = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), i));
@@ -207,19 +202,14 @@ inline float reduce_max(F a) {
     for (int i = 0; i < h; ++i) a.v[i] = a.v[i] > a.v[i + h] ? a.v[i] : a.v[i + h];
   return a.v[0];
 }
-// Nearest even by the float32 format itself; |x| < 2^22.
-inline F round(F a) { COTRT_EACH((a.v[i] + 12582912.f) - 12582912.f); }
-inline float power_of_two(int n) {
-  const uint32_t u = uint32_t(n + 127) << 23;
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
-inline F scale2(F a, F n) {
+inline F add_exponent(F a, F shifted) {
   F r;
   for (int i = 0; i < 16; ++i) {
-    const int e = n.v[i] == n.v[i] ? int(n.v[i]) : 0, h = e >> 1;
-    r.v[i] = a.v[i] * power_of_two(h) * power_of_two(e - h);
+    uint32_t x, n;
+    memcpy(&x, &a.v[i], 4);
+    memcpy(&n, &shifted.v[i], 4);
+    x += n << 23;
+    memcpy(&r.v[i], &x, 4);
   }
   return r;
 }
@@ -278,19 +268,33 @@ constexpr int kTileRows = 2;
 #endif
 // ---------------------------------------------------------------------------------------------
 
-// 2^x to about 1e-7 relative for x <= 127; exactly 0 below -150, -inf included; a NaN stays one.
+// Adding it leaves the nearest integer in the low bits; |x| < 2^22.
+constexpr float kShifter = 12582912.f;
+
+// 2^x for x <= 127 to about 1e-7 relative (kFast: 3e-6), coarser below 2^-126; exactly 0 from
+// -127 down, -inf included; a NaN stays one.
+template <bool kFast = false>
 inline F exp2(F x) {
-  x = max(set1(-160.f), x);
-  const F n = round(x);
-  const F f = sub(x, n);
-  F p = set1(1.5403530e-4f);
-  p = fma(p, f, set1(1.3333558e-3f));
-  p = fma(p, f, set1(9.6181291e-3f));
-  p = fma(p, f, set1(5.5504109e-2f));
-  p = fma(p, f, set1(2.4022651e-1f));
-  p = fma(p, f, set1(6.9314718e-1f));
+  x = max(set1(-127.f), x);
+  const F shifted = add(x, set1(kShifter));
+  const F f = sub(x, sub(shifted, set1(kShifter)));  // within a half
+  F p;
+  if (kFast) {
+    p = set1(9.58285e-3f);
+    p = fma(p, f, set1(5.590644e-2f));
+    p = fma(p, f, set1(2.4024099e-1f));
+    p = fma(p, f, set1(6.9312419e-1f));
+  } else {
+    p = set1(1.5403530e-4f);
+    p = fma(p, f, set1(1.3333558e-3f));
+    p = fma(p, f, set1(9.6181291e-3f));
+    p = fma(p, f, set1(5.5504109e-2f));
+    p = fma(p, f, set1(2.4022651e-1f));
+    p = fma(p, f, set1(6.9314718e-1f));
+  }
   p = fma(p, f, set1(1.f));
-  return scale2(p, n);
+  // x = -127 gives exactly 1 * 2^-127, whose bits are those of 0.
+  return add_exponent(p, shifted);
 }
 constexpr float kLog2E = 1.4426950408889634f;
 
@@ -304,6 +308,7 @@ inline F silu(F x) {
 struct Bf16Type {
   using Element = bf16;
   static constexpr int kPerStep = 2;
+  static constexpr bool kFastExp = true;  // finer than what bf16 weights keep
   static inline F dot(F acc, Step w, Step x) { return dot_bf16(acc, w, x); }
   static inline Step weights(const char* p) { return load_steps(p); }
   static inline F load_row(const char* p) { return load_bf16((const bf16*)p); }
@@ -312,6 +317,7 @@ struct Bf16Type {
 struct F32Type {
   using Element = float;
   static constexpr int kPerStep = 1;
+  static constexpr bool kFastExp = false;
   static inline F dot(F acc, Step w, Step x) { return dot_f32(acc, w, x); }
   static inline Step weights(const char* p) { return load_steps(p); }
   static inline F load_row(const char* p) { return load((const float*)p); }

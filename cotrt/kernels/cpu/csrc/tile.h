@@ -15,6 +15,8 @@ struct TileArgs {
   float* c;                   // [rows][c_stride]
   ptrdiff_t c_stride;         // floats
   const float* c_scale;       // [rows]: start from c * c_scale instead of 0
+  const char* ahead;          // memory to ask for, ahead_stride bytes further every step
+  ptrdiff_t ahead_stride;     // 0: nothing is wanted (the same line is asked for again)
 };
 
 // kDistinct: one run, whose lane groups lie at runs[0], runs[1], ... (the panels of K).
@@ -33,6 +35,7 @@ inline void tile(const TileArgs& a) {
                            ? mul(load(a.c + m * a.c_stride + j * kLanes), set1(a.c_scale[m]))
                            : zero();
   const char* x = a.x;
+  const char* ahead = a.ahead;
   const int num_runs = kDistinct ? 1 : a.num_runs;
   for (int r = 0; r < num_runs; ++r) {
     const char* w[NR];
@@ -48,6 +51,10 @@ inline void tile(const TileArgs& a) {
         for (int j = 0; j < NR; ++j) {
           ws[j] = T::weights(w[j]);
           w[j] += a.step_stride;
+        }
+        if (!kDistinct && !kAccumulate) {
+          __builtin_prefetch(ahead, 0, 2);
+          ahead += a.ahead_stride;
         }
 #pragma GCC unroll 16
         for (int m = 0; m < MR; ++m) {
