@@ -20,10 +20,8 @@ class FileCodec:
     it is made, and so safe to use from several threads.
     """
 
-    def __init__(
-        self, tokenizer: Any, source: str, ends: tuple[list[int], list[int]] | None = None
-    ) -> None:
-        self._source, self._ends = source, ends
+    def __init__(self, tokenizer: Any, source: str) -> None:
+        self._source = source
         self._variants: dict[tuple[bool, bool], Any] = {(True, False): tokenizer}
         self._lock = threading.Lock()
         self._main = tokenizer
@@ -36,7 +34,9 @@ class FileCodec:
         self.special_tokens: Mapping[str, int] = {
             token.content: i for i, token in added.items() if token.special and token.content
         }
-        self._has_dummy_space = _without_dummy_space(json.loads(source)) is not None
+        layout = json.loads(source)
+        self._has_dummy_space = _without_dummy_space(layout) is not None
+        self.space_after_special = self._has_dummy_space and not _only_first(layout)
 
     @classmethod
     def from_file(cls, path: Path, settings: Mapping[str, Any]) -> FileCodec:
@@ -44,7 +44,8 @@ class FileCodec:
 
         Args:
             path: of the file.
-            settings: tokenizer_config.json, whose added tokens and ``add_bos_token`` count too.
+            settings: tokenizer_config.json, whose added tokens count too. ``add_bos_token``
+                does not: the file itself says what it adds, as in transformers.
 
         Raises:
             ModelLoadError: the file is damaged.
@@ -74,8 +75,7 @@ class FileCodec:
             tokenizer.no_truncation()
             tokenizer.no_padding()
             changed = True
-        ends = _configured_ends(tokenizer, settings)
-        return cls(tokenizer, tokenizer.to_str() if changed else source, ends)
+        return cls(tokenizer, tokenizer.to_str() if changed else source)
 
     def token_id(self, text: str | None) -> int | None:
         """The id of a token by its spelling."""
@@ -89,9 +89,6 @@ class FileCodec:
         if not special and not any(token in text for token in self.special_tokens):
             special = True
         tokenizer = self._variant(special, continues and self._has_dummy_space)
-        if whole and self._ends is not None:
-            before, after = self._ends
-            return [*before, *tokenizer.encode(text, add_special_tokens=False).ids, *after]
         ids: list[int] = tokenizer.encode(text, add_special_tokens=whole).ids
         return ids
 
@@ -153,6 +150,11 @@ def _prepends(metaspace: Mapping[str, Any]) -> bool:
     return scheme != "never" and metaspace.get("add_prefix_space", True) is not False
 
 
+def _only_first(layout: Mapping[str, Any]) -> bool:
+    """Whether the dummy space comes at a text's start only, and not after special tokens too."""
+    return '"prepend_scheme": "first"' in json.dumps(layout.get("pre_tokenizer"))
+
+
 def _add_configured_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
     """Tokens that tokenizer_config.json knows and tokenizer.json lacks; whether there were any."""
     from tokenizers import AddedToken
@@ -171,27 +173,10 @@ def _add_configured_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
     return bool(missing)
 
 
-def _configured_ends(
-    tokenizer: Any, settings: Mapping[str, Any]
-) -> tuple[list[int], list[int]] | None:
-    """Ids before and after a whole text where tokenizer_config.json says; None: as the file does.
-
-    ``add_bos_token`` or ``add_eos_token``, once stated, decide alone, as in transformers.
-    """
-    if settings.get("add_bos_token") is None and settings.get("add_eos_token") is None:
-        return None
-    ends: list[list[int]] = []
-    for end in ("bos", "eos"):
-        text = settings.get(f"{end}_token")
-        text = text.get("content") if isinstance(text, Mapping) else text
-        found = tokenizer.token_to_id(text) if isinstance(text, str) else None
-        wanted = settings.get(f"add_{end}_token") is True
-        ends.append([found] if wanted and found is not None else [])
-    return ends[0], ends[1]
-
-
 class ObjectCodec:
     """A user's own tokenizer object; what it cannot do is not pretended."""
+
+    space_after_special = False
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -14,7 +14,7 @@ from . import starter
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 _UNWANTED = ["consolidated*", "original/*", "onnx/*", "*.py", "*.bin", "*.pth", "*.h5", "*.msgpack"]
 _TOKENIZER_ONLY = [pattern for pattern in _WANTED if pattern != "*.safetensors"]
-_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def find(
             raise InvalidRequestError("revision= is for hub ids; the starter model has one only.")
         return Found(name, starter.ensure(progress))
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return Found(name, path)
     if path.is_file():
         if path.suffix.lower() == ".gguf":
@@ -72,8 +72,8 @@ def find(
         )
     if isinstance(model, os.PathLike) or not _ID.fullmatch(name) or name.endswith(".gguf"):
         raise ModelLoadError(
-            f"{name} does not exist: give a folder of safetensors with its config.json, a .gguf "
-            "file, a hub id (owner/name), or 'smollm2-135m' for the starter model."
+            f"model {name!r} does not exist: give a folder of safetensors with its config.json, a "
+            ".gguf file, a hub id (owner/name), or 'smollm2-135m' for the starter model."
         )
     return Found(name, _fetch(name, revision, progress, weights))
 

@@ -30,11 +30,13 @@ class Codec(Protocol):
         vocab_size: ids in all, added tokens included.
         special_ids: ids that ``skip_special_tokens`` leaves out.
         special_tokens: spelling of each token that is matched whole because it is special.
+        space_after_special: a text after a special token gets a dummy space, too.
     """
 
     vocab_size: int
     special_ids: frozenset[int]
     special_tokens: Mapping[str, int]
+    space_after_special: bool
 
     def encode(self, text: str, *, whole: bool, special: bool, continues: bool) -> list[int]:
         """Ids of a text.
@@ -260,12 +262,12 @@ class Tokenizer:
         # The guard breaks the spellings that were said, so what matches now the template wrote.
         # Those are ids; all between them is plain text, from which the guard is taken out.
         ids: list[int] = []
-        start = 0
+        start, bare = 0, not self._codec.space_after_special
         for match in self._spellings.finditer(text):
-            ids += self._plain(text[start : match.start()].replace(guard, ""), start > 0)
+            ids += self._plain(text[start : match.start()].replace(guard, ""), bare and start > 0)
             ids.append(self._codec.special_tokens[match[0]])
             start = match.end()
-        return ids + self._plain(text[start:].replace(guard, ""), start > 0)
+        return ids + self._plain(text[start:].replace(guard, ""), bare and start > 0)
 
     def _plain(self, text: str, continues: bool) -> list[int]:
         if not text:
