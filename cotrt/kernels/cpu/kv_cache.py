@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..lazy_zeros import lazy_zeros
 from .native import compute_dtype
 
 LANES = 16
@@ -46,8 +47,8 @@ def new_kv_cache(
     v_shape = (num_blocks, num_kv_heads, block_size // step, head_dim, step)
     return [
         (
-            torch.zeros(k_shape, dtype=dtype, device=device),
-            torch.zeros(v_shape, dtype=dtype, device=device),
+            lazy_zeros(k_shape, dtype, device),
+            lazy_zeros(v_shape, dtype, device),
         )
         for _ in range(num_layers)
     ]

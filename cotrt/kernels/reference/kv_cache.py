@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ..lazy_zeros import lazy_zeros
+
 
 def new_kv_cache(
     num_layers: int,
@@ -32,8 +34,8 @@ def new_kv_cache(
     shape = (num_blocks, num_kv_heads, block_size, head_dim)
     return [
         (
-            torch.zeros(shape, dtype=dtype, device=device),
-            torch.zeros(shape, dtype=dtype, device=device),
+            lazy_zeros(shape, dtype, device),
+            lazy_zeros(shape, dtype, device),
         )
         for _ in range(num_layers)
     ]
