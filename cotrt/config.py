@@ -35,7 +35,7 @@ class EngineConfig:
         tokenizer: folder or hub id, or an object with ``encode`` and ``decode``; the model's own
             when None.
         revision: branch, tag or commit of a hub model.
-        trust_remote_code: whether code that comes with a model's tokenizer may run.
+        trust_remote_code: False; code that comes with a model never runs in this version.
         chat_template: Jinja text, or a file that holds it, in place of the tokenizer's own.
         generation_config: "auto" takes sampling defaults from the model's
             ``generation_config.json``; "vllm" takes none.
@@ -216,6 +216,7 @@ class EngineConfig:
         """Refuse what the contract names and this version cannot do; what is built leaves here."""
         lossless = "a 16-bit checkpoint, or a .gguf file, whose weights are widened at load"
         for name, wanted, instead in (
+            ("trust_remote_code", False, "leave it False, and use a model that needs no code"),
             ("quantization", None, f"leave it out and load {lossless}"),
             ("kv_cache_dtype", "auto", 'use "auto": KV in the dtype of the model'),
             ("disk_space", 0.0, "leave it 0: KV that does not fit is computed again when needed"),

@@ -92,7 +92,7 @@ def test_an_unknown_option_is_an_error() -> None:
         {"swap_space": 0, "device": "cuda:1"},
         {"enforce_eager": True, "device": "cuda"},
         {"attention_backend": "reference", "logprobs_mode": "processed"},
-        {"enable_prefix_caching": False, "trust_remote_code": True, "num_threads": 2},
+        {"enable_prefix_caching": False, "trust_remote_code": False, "num_threads": 2},
     ],
 )
 def test_allowed(options: dict[str, Any]) -> None:
@@ -159,6 +159,7 @@ def test_refused(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        {"trust_remote_code": True},
         {"quantization": "awq"},
         {"kv_cache_dtype": "fp8"},
         {"disk_space": 1.5},
