@@ -1,0 +1,132 @@
+"""Token ids to text as they come, in linear time.
+
+A window of the last ids is decoded again with every append. What the new text adds to the old is
+given out, but for replacement characters at the end, which may stand for the first bytes of a
+character whose last ones are still to come. When the window has grown it is cut where a character
+ended, so a long output costs no more a token than a short one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+# A window this long is cut. Both numbers leave room for some characters of four tokens each.
+MAX_WINDOW = 24
+MIN_CONTEXT = 6
+# Ids that have no text (skipped special tokens) cannot serve as context alone; this many may wait.
+MAX_SILENT_WINDOW = 256
+
+
+class Decoder(Protocol):
+    """What is asked of a tokenizer here."""
+
+    def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool = False) -> str: ...
+
+
+class Detokenizer:
+    """Text of a growing list of ids.
+
+    Args:
+        tokenizer: decodes; ids outside its vocabulary have no text.
+        skip_special_tokens: leave special tokens out.
+        context_ids: what comes before; the first text follows theirs. A character that they began
+            belongs to the new text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Decoder,
+        *,
+        skip_special_tokens: bool = True,
+        context_ids: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._window: list[int] = []
+        # Ids at the window's start after which a character had ended.
+        self._num_complete = 0
+        # Characters of the window's text that were given out.
+        self._num_sent = 0
+        # The window's text at first, where it ends in what may be an incomplete character.
+        self._open_context = ""
+        if len(context_ids):
+            self._begin(list(context_ids[-MAX_WINDOW:]))
+
+    def append(self, ids: Sequence[int]) -> str:
+        """Takes the next ids and gives the text that is final now."""
+        self._window.extend(ids)
+        text = self._decode(self._window)
+        final = text.rstrip(REPLACEMENT)
+        if self._open_context and len(final) > self._num_sent:
+            if final.startswith(self._open_context):  # it was a replacement character indeed
+                self._num_sent = len(self._open_context)
+            self._open_context = ""
+        new = final[self._num_sent :]
+        self._num_sent = max(self._num_sent, len(final))
+        if len(final) == len(text):
+            if len(self._window) > MAX_WINDOW:
+                self._cut(self._num_complete)
+            self._num_complete = len(self._window)
+        elif len(self._window) - self._num_complete > MAX_WINDOW:
+            new += self._give_up_on_damage(text)
+        return new
+
+    def flush(self) -> str:
+        """Gives what was held back: an incomplete character as U+FFFD."""
+        text = self._decode(self._window)
+        held = "" if text == self._open_context else text[self._num_sent :]
+        self._num_sent = len(text)
+        self._num_complete = len(self._window)
+        return held
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+
+    def _begin(self, context: list[int]) -> None:
+        """Takes some last ids of the context as the first window.
+
+        A window that begins inside a character would spoil what follows, and where the context
+        ends inside one, up to three ids after the last whole one are not given out yet.
+        """
+        for begun in range(min(4, len(context))):
+            end = len(context) - begun
+            for size in range(MIN_CONTEXT, MIN_CONTEXT + 8):
+                text = self._decode(context[max(0, end - size) : end])
+                if text and not (text.startswith(REPLACEMENT) or text.endswith(REPLACEMENT)):
+                    self._window = context[max(0, end - size) :]
+                    self._num_complete, self._num_sent = len(self._window) - begun, len(text)
+                    self._open_context = self._decode(self._window) if begun else ""
+                    return
+                if size >= end:
+                    break
+        self._window = context[-MIN_CONTEXT:]
+        self._open_context = self._decode(self._window)
+        self._num_sent = len(self._open_context.rstrip(REPLACEMENT))
+
+    def _cut(self, at: int) -> None:
+        """Drops the window's ids before ``at``; all of its text was given out."""
+        # Where all ids came at once, no boundary is known yet but the window's end.
+        at = at if 0 < at < len(self._window) else len(self._window) - MIN_CONTEXT
+        context = self._window[at:]
+        text = self._decode(context)
+        usable = text and not text.startswith(REPLACEMENT) and not text.endswith(REPLACEMENT)
+        if usable or len(self._window) > MAX_SILENT_WINDOW:
+            self._window, self._num_sent = context, len(text)
+
+    def _give_up_on_damage(self, text: str) -> str:
+        """Gives out most of a long run of bytes that are no characters; keeps its last ids.
+
+        The run is cut where its two parts decode to what they do together.
+        """
+        for kept in range(4, 8):
+            head, tail = self._window[:-kept], self._window[-kept:]
+            before, after = self._decode(head), self._decode(tail)
+            if before + after == text:
+                new = before[self._num_sent :]
+                self._window, self._num_complete, self._num_sent = tail, 0, 0
+                return new
+        new = text[self._num_sent :]
+        self._window, self._num_complete, self._num_sent = [], 0, 0
+        return new
