@@ -202,7 +202,8 @@ class Runtime:
         Args:
             seed: an explicit seed; None takes ``params.seed``, and without one the branch's own.
         """
-        from cotrt.engine.text import TextWatch
+        from cotrt.engine.text import NUM_CONTEXT_TOKENS
+        from cotrt.sampling.output_text import OutputText
         from cotrt.sampling.processors import LogitsProcessor
 
         start = seq.length
@@ -216,6 +217,7 @@ class Runtime:
             eos_token_ids=self.eos_ids,
             tokenizer=self.tokenizer,
         )
+        context = seq.ids(max(0, start - NUM_CONTEXT_TOKENS), start)
         history: list[int] | None = None
         if processor is not None:
             ids, sampled = seq.ids(), seq.span.slice_sampled(0, start)
@@ -234,7 +236,8 @@ class Runtime:
             epoch=seq.epoch if seed is None else 0,
             processor=processor,
             history=history,
-            watch=TextWatch(self.tokenizer, params, seq) if params.stop else None,
+            watch=OutputText(self.tokenizer, params, context) if params.stop else None,
+            context=context,
         )
         return state
 

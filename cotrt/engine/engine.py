@@ -378,13 +378,17 @@ class Engine:
             if length > state.min_length and token in state.stop_ids:
                 if token in state.eos_ids:
                     state.ended_by_eos, work.seq.ended_at = True, length
-                self._finish(work, "stop", None if state.ended_by_eos else token)
+                reason = None if state.ended_by_eos else token
+                if state.watch is not None:  # its text may be what a stop string says
+                    match = state.watch.append_end(token)
+                    reason = reason if match is None else match.stop
+                self._finish(work, "stop", reason)
                 goes_on = False
                 continue
             if state.watch is not None:
-                match = state.watch.append(token, length > state.min_length)
+                match = state.watch.append((token,))
                 if match is not None:
-                    self._finish(work, "stop", match)
+                    self._finish(work, "stop", match.stop)
                     goes_on = False
                     continue
             if length >= state.max_length:

@@ -11,8 +11,8 @@ from cotrt.tree.sequence import Sequence
 from cotrt.tree.work import Work
 
 if TYPE_CHECKING:
-    from cotrt.engine.text import TextWatch
     from cotrt.sampling.logprobs import TopLogprobs
+    from cotrt.sampling.output_text import OutputText
     from cotrt.sampling.processors import LogitsProcessor
 
 
@@ -40,7 +40,8 @@ class GenerationState:
         seed, epoch: keys of its draws.
         processor: penalties, masks and biases, or None.
         history: sampled tokens that the processor looks at, growing; None without one.
-        watch: looks for stop strings in the text as it grows, or None.
+        watch: looks for stop strings in the text as it grows; None without any.
+        context: the last few tokens before the generated ones, for detokenising.
         promise: done when it ends; its value is this state.
         scores: of each sampled token, where more than its logprob was asked for.
         prompt_scores: of each prompt token from the second on, where asked for.
@@ -61,7 +62,8 @@ class GenerationState:
     seed: int
     epoch: int
     processor: LogitsProcessor | None = None
-    watch: TextWatch | None = None
+    watch: OutputText | None = None
+    context: list[int] = field(default_factory=list)
     promise: Promise = field(default_factory=Promise)
     work: Work | None = None
     scores: list[TokenScores] = field(default_factory=list)
@@ -78,6 +80,11 @@ class GenerationState:
     first_token: float = 0.0
     finished: float = 0.0
     release_when_done: bool = False
+
+    @property
+    def matched_text(self) -> bool:
+        """A stop string ended it."""
+        return self.finish_reason == "stop" and isinstance(self.stop_reason, str)
 
     @property
     def num_logprobs(self) -> int:

@@ -1,31 +1,38 @@
-"""Text of a generation: watched for stop strings as it grows, or read by a stream."""
+"""Text of a generation as a reader sees it, from its first token on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from cotrt.params import SamplingParams
+from cotrt.engine.state import GenerationState
 
 if TYPE_CHECKING:
-    pass
+    from cotrt.sampling.output_text import TextTokenizer
 
-# A detokenizer looks at this many tokens before the first generated one.
-_CONTEXT = 6
+# So many tokens before the first generated one decide how it is decoded.
+NUM_CONTEXT_TOKENS = 8
 
 
-class TextWatch:
-    """Detokenises on the engine's thread and looks for stop strings.
+class StreamText:
+    """Turns a generation's tokens into the pieces of its text, in the reader's own thread."""
 
-    Attributes:
-        text: what may be shown: final, cut at a match, nothing held back once ended.
-        stop_reason: the stop string that matched, or None.
-    """
+    def __init__(self, tokenizer: TextTokenizer | None, state: GenerationState) -> None:
+        self._state = state
+        self._text = None
+        if tokenizer is not None:
+            from cotrt.sampling.output_text import OutputText
 
-    def __init__(self, tokenizer: Any, params: SamplingParams, context_ids: list[int]) -> None:
-        from cotrt.sampling.stop import StopChecker
+            self._text = OutputText(tokenizer, state.params, state.context)
 
-        self._checker = StopChecker(tokenizer, params, context_ids)
-
-    def append(self, token: int, may_stop: bool) -> str | None:
-        """The text after `token`; the stop string that it completed, if it `may_stop` yet."""
-        return self._checker.append(token, may_stop=may_stop)
+    def append(self, ids: Sequence[int], last: bool) -> str:
+        """New text that is final; `last` says that no more ids come."""
+        if self._text is None:
+            return ""
+        state = self._state
+        ended_by_id = last and state.finish_reason == "stop" and not state.matched_text
+        body = ids[:-1] if ended_by_id else ids
+        self._text.append(body)
+        if ended_by_id and ids:
+            self._text.append_end(ids[-1])
+        return self._text.take() + (self._text.finish() if last else "")

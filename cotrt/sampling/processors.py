@@ -60,6 +60,7 @@ class LogitsProcessor:
     def __init__(self, rules: _Rules, prompt_ids: Sequence[int], generated: list[int]) -> None:
         self.rules = rules
         self.generated = generated
+        self._num_before = len(generated)
         self._history = _History(prompt_ids if rules.repetition != 1 else ())
 
     @classmethod
@@ -129,7 +130,8 @@ class LogitsProcessor:
 
         Args:
             prompt_ids: given ids, counted by the repetition penalty.
-            generated: the live list of sampled ids, read at each draw; it may only grow.
+            generated: the live list of sampled ids, read at each draw; it may only grow. What
+                it holds now came before this request and does not count for ``min_tokens``.
         """
         return LogitsProcessor(self.rules, prompt_ids, generated)
 
@@ -145,7 +147,7 @@ class LogitsProcessor:
         for *before, last in rules.bad_sequences:
             if generated[-len(before) :] == before:
                 banned.append(last)
-        if len(generated) < rules.min_tokens:
+        if len(generated) - self._num_before < rules.min_tokens:
             banned.extend(rules.stop_ids.tolist())
         return banned
 
