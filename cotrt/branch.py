@@ -389,7 +389,6 @@ class Branch:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not self._seq.pruned:
             self._runtime.engine.drop_later(self._seq)
-            self._runtime.driver.poke()
 
     def __repr__(self) -> str:
         state = "pruned" if self._seq.pruned else "closed" if self._closed else "alive"

@@ -56,10 +56,6 @@ class Driver:
         if threading.current_thread() is not self._thread:
             self._thread.join(_STOP_TIMEOUT)
 
-    def poke(self) -> None:
-        """There may be something to do (a finaliser has dropped a branch)."""
-        self._wake.set()
-
     def _loop(self) -> None:
         while not self._stopping:
             self._wake.wait()

@@ -532,7 +532,9 @@ class Engine:
 
     def _drop_closed(self) -> None:
         while self._dropped:
-            self.close(self._dropped.popleft())
+            seq = self._dropped.popleft()
+            if seq.handle is None or seq.handle() is None:  # no handle was made again since
+                self.close(seq)
 
     def _after_failed_step(self, step: Step, error: Exception) -> None:
         with self.lock:
