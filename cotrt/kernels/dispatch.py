@@ -21,6 +21,21 @@ if TYPE_CHECKING:
     import torch
 
 BACKENDS = ("reference", "cpu", "triton")
+# What sharing costs each backend, beside the bytes moved: the planner's constants
+# (tree.attention_costs.PlanCosts), a group's overhead in tokens of KV.
+_PLAN_COSTS: dict[str, dict[str, int]] = {
+    # A group is a gather and a handful of small tensor operations.
+    "reference": {"group_overhead_tokens": 16},
+    # Long runs are cut so that both cores have work when one branch decodes alone.
+    "cpu": {"group_overhead_tokens": 8, "max_group_tokens": 1024, "min_group_tokens": 256},
+    # The merge is one more launch a layer, about 4 us of what the memory could have read.
+    "triton": {
+        "group_overhead_tokens": 16,
+        "merge_overhead_bytes": 12_000_000,
+        "parallel_groups": 64,
+        "min_group_tokens": 256,
+    },
+}
 # Where a backend keeps a function under a file of another name.
 _FILES = {"new_kv_cache": "kv_cache", "prepare_plan": "tree_attention"}
 
@@ -79,6 +94,18 @@ def choose(
             f"attention_backend {requested!r} cannot serve this model here: {reason}; use 'auto'."
         )
     return _load("reference", f"plain torch, as the {wanted} kernels cannot serve here: {reason}")
+
+
+def plan_options(
+    backend: str, num_q_heads: int, num_kv_heads: int, head_dim: int, kv_itemsize: int
+) -> dict[str, int]:
+    """Arguments of the attention planner's ``PlanCosts`` for a backend and a head layout."""
+    costs = dict(_PLAN_COSTS[backend])
+    token = 2 * num_kv_heads * head_dim * kv_itemsize
+    costs["group_overhead_bytes"] = costs.pop("group_overhead_tokens") * token
+    # A partial is the float32 output and log-sum-exp of every head, written and read.
+    partial = num_q_heads * (head_dim + 1) * 4 * 2
+    return {"kv_bytes_per_token": token, "partial_bytes_per_row": partial, **costs}
 
 
 def _refusal(

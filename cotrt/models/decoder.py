@@ -6,23 +6,18 @@ out. What depends on the plan is turned into tensors once a step; the layers onl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.dispatch import Backend, plan_options
 from ..plan import StepPlan
 from .config import ModelConfig
 from .rope import RotaryTable
 from .weights import TensorSpec, WeightSource, tensor_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..kernels.dispatch import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +114,7 @@ class Decoder:
         max_model_len: the longest sequence it is right for.
         kv_bytes_per_token: over all layers.
         backend_name: of the kernels it runs on.
+        plan_options: the attention planner's cost constants for these kernels and heads.
     """
 
     def __init__(
@@ -138,6 +134,13 @@ class Decoder:
         self.max_model_len = max_model_len or config.max_model_len
         self.kv_bytes_per_token = 2 * config.num_layers * config.kv_size * self.dtype.itemsize
         self.backend_name: str = backend.name
+        self.plan_options: Mapping[str, int] = plan_options(
+            backend.name,
+            config.num_q_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            self.dtype.itemsize,
+        )
         self._scale = config.head_dim**-0.5
         self._rotary = RotaryTable(config.rope, str(self.device))
         self.kv_caches: list[tuple[Tensor, Tensor]] = []

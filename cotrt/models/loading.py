@@ -15,11 +15,15 @@ from .progress import ProgressBar
 from .tokenizer import Tokenizer, read_chat_template
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
+    from ..kernels.dispatch import Backend
     from .decoder import Decoder
     from .gguf import GgufSource
-    from .weights import SafetensorsSource
+    from .native_decoder import NativeDecoder
+    from .weights import SafetensorsSource, WeightSource
 
 logger = logging.getLogger("cotrt")
 
@@ -48,7 +52,7 @@ class LoadedModel:
         folder: where its files lie.
     """
 
-    model: Decoder
+    model: Decoder | NativeDecoder
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
     generation_defaults: dict[str, Any]
@@ -81,7 +85,7 @@ def load(
         trust_remote_code: must be False: code of a model never runs.
         chat_template: jinja source, or the path of a file, in place of the model's own.
         dtype: of weights and KV; "auto": the checkpoint's.
-        quantization: must be None in this version.
+        quantization: None, or "int8" where the native CPU kernels serve.
         device: "cpu", "cuda" or "cuda:N".
         attention_backend: see ``kernels.dispatch.choose``.
         block_size: tokens a KV block.
@@ -97,15 +101,16 @@ def load(
             "trust_remote_code=True is not in this version: code of a model never runs. Leave it "
             "out; the supported families need none."
         )
-    if quantization is not None:
-        raise InvalidRequestError(f"quantization={quantization!r} is not in this version.")
+    if quantization not in (None, "int8"):
+        raise InvalidRequestError(
+            f"quantization={quantization!r} is not in this version; None or 'int8' (on a CPU)."
+        )
     if dtype not in DTYPES:
         raise InvalidRequestError(f"dtype {dtype!r} is unknown; one of {', '.join(DTYPES)}.")
     template = None if chat_template is None else read_chat_template(chat_template)
     found = hub.find(model, revision=revision, progress=progress)
 
     from ..kernels import dispatch
-    from .decoder import Decoder, DecoderWeights
     from .weights import check_tensors, fingerprint
 
     config, source = _open(found)
@@ -113,18 +118,17 @@ def load(
         check_tensors(source, config, found.name)
         length = _max_model_len(config, max_model_len, found.name)
         kind = _dtype(dtype, config, source)
-        backend = dispatch.choose(device, kind, config.head_dim, block_size, attention_backend)
-        logger.info("%s: kernels %s (%s)", found.name, backend.name, backend.why)
         opened = _tokenizer(tokenizer, found, template, progress)
         mark = fingerprint(source, config)
+        backend = dispatch.choose(device, kind, config.head_dim, block_size, attention_backend)
         title = f"loading {Path(found.name).name}"
         with ProgressBar(title, config.num_layers, "layer", progress) as bar:
-            weights = DecoderWeights.from_source(source, config, kind, device, bar.update)
+            built = _build(config, source, kind, device, backend, quantization, length, bar.update)
     finally:
         source.close()
     generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
     return LoadedModel(
-        model=Decoder(config, weights, backend, max_model_len=length),
+        model=built,
         tokenizer=opened,
         eos_token_ids=_eos_token_ids(generation, config, opened),
         generation_defaults=_generation_defaults(generation),
@@ -143,6 +147,49 @@ def _open(found: hub.Found) -> tuple[ModelConfig, SafetensorsSource | GgufSource
     from .weights import open_weights
 
     return ModelConfig.from_folder(found.folder), open_weights(found.folder)
+
+
+def _build(
+    config: ModelConfig,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: str,
+    backend: Backend,
+    quantization: str | None,
+    max_model_len: int,
+    progress: Callable[[int], None],
+) -> Decoder | NativeDecoder:
+    """The decoder for a backend: on a CPU the whole stack natively, where it can serve."""
+    from ..kernels import dispatch
+
+    reason = f"they run as {backend.name} ({backend.why})"
+    if backend.name == "cpu":
+        from .native_decoder import NativeDecoder, refusal
+
+        refused = refusal(config)
+        if refused is None:
+            logger.info("kernels: cpu, one native call a step (%s)", backend.why)
+            return NativeDecoder(
+                config,
+                source,
+                dtype=dtype,
+                quantization=quantization,
+                max_model_len=max_model_len,
+                progress=progress,
+            )
+        reason = refused
+    if quantization is not None:
+        raise InvalidRequestError(
+            f"quantization={quantization!r} needs the native CPU kernels, and {reason}."
+        )
+    if backend.name == "cpu":
+        # A stack that the native code cannot run as one goes layer by layer in plain torch.
+        backend = dispatch.choose("cpu", dtype, config.head_dim, 16, "reference")
+    logger.info("kernels: %s (%s)", backend.name, reason)
+    from .decoder import Decoder, DecoderWeights
+
+    weights = DecoderWeights.from_source(source, config, dtype, device, progress)
+    return Decoder(config, weights, backend, max_model_len=max_model_len)
 
 
 def _max_model_len(config: ModelConfig, asked: int | None, name: str) -> int:

@@ -76,7 +76,7 @@ def open_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 class Sequences:
     """Hand-made plans: every sequence has its own blocks and one group a step."""
 
-    def __init__(self, decoder: Decoder, max_len: int, num: int, block_size: int = 16) -> None:
+    def __init__(self, decoder: Any, max_len: int, num: int, block_size: int = 16) -> None:
         self.decoder, self.block_size = decoder, block_size
         self.blocks_each = -(-max_len // block_size)
         decoder.allocate_kv(num * self.blocks_each, block_size)
@@ -137,7 +137,7 @@ class Sequences:
         return self.decoder.run(plan)
 
 
-def prompt_logits(decoder: Decoder, prompts: list[list[int]], budget: int = 10_000) -> list[Any]:
+def prompt_logits(decoder: Any, prompts: list[list[int]], budget: int = 10_000) -> list[Any]:
     """Logits of every position, prompts computed in chunks of ``budget`` tokens in all."""
     num = len(prompts)
     sequences = Sequences(decoder, max(map(len, prompts)) + 1, num)
@@ -157,7 +157,7 @@ def prompt_logits(decoder: Decoder, prompts: list[list[int]], budget: int = 10_0
     return [torch.cat(parts) for parts in out]
 
 
-def greedy(decoder: Decoder, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+def greedy(decoder: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     sequences = Sequences(decoder, max(map(len, prompts)) + num_tokens, len(prompts))
     logits = sequences.step(list(enumerate(prompts)), all_rows=False)
     out = [[int(i)] for i in logits.argmax(-1)]

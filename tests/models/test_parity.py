@@ -122,6 +122,32 @@ def test_config_quirks_prefill_and_decode_as_transformers(quirk: str, tmp_path: 
     assert_same_greedy(model, ids, greedy(decoder, [ids], 8)[0])
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_the_native_stack_has_the_logprobs_of_transformers(family: str, tmp_path: Path) -> None:
+    from cotrt.kernels.cpu.native import missing_reason
+
+    if missing_reason() is not None:
+        pytest.skip(f"no native kernels here: {missing_reason()}")
+    model = make_model(family, seed=3, head_dim=32, rope_parameters=dict(LLAMA3))
+    loaded = load(save(model, tmp_path))
+    assert loaded.model.backend_name == "cpu"
+    ids = random_ids(300)
+    expected = reference(model, ids)
+    for budget in (1000, 64):
+        got = prompt_logits(loaded.model, [ids], budget)[0].log_softmax(-1)
+        assert (got - expected).abs().max() < TOLERANCE
+    prompts = [random_ids(9 + 7 * i, seed=i) for i in range(7)]
+    for prompt, got in zip(prompts, greedy(loaded.model, prompts, 16), strict=True):
+        assert_same_greedy(model, prompt, got)
+
+
+def test_the_planner_is_told_what_sharing_costs_here(tmp_path: Path) -> None:
+    decoder = open_decoder(save(make_model("llama"), tmp_path))
+    options = decoder.plan_options
+    assert options["kv_bytes_per_token"] * 2 == decoder.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+    assert options["partial_bytes_per_row"] == 4 * 17 * 4 * 2
+
+
 @pytest.mark.parametrize("edit", [{"head_dim": None}, {"head_dim": "null"}], ids=["absent", "null"])
 def test_head_dim_absent_or_null_is_hidden_size_over_heads(
     edit: dict[str, Any], tmp_path: Path
