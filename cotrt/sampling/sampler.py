@@ -11,7 +11,12 @@ import numpy.typing as npt
 import torch
 
 from cotrt.kernels.reference.candidates import BlockedLogits, Candidates
-from cotrt.kernels.reference.sample import MIN_TEMPERATURE, Draws, sample
+from cotrt.kernels.reference.sample import (
+    MIN_TEMPERATURE,
+    Draws,
+    sample_filtered,
+    sample_plain,
+)
 
 from .logprobs import TopLogprobs
 from .noise import row_keys
@@ -145,17 +150,21 @@ def _draw(
     if greedy.any():
         at = torch.from_numpy(rows[greedy]).to(device)
         ids[torch.from_numpy(greedy).to(device)] = blocked.argmax()[at]
-    kept: dict[int, Candidates] = {}
-    noisy = (~greedy).nonzero()[0]
-    if len(noisy):
-        draws = _draws(batch, rows[noisy], index[noisy], device)
-        found, some = sample(blocked, draws, with_kept=batch.processed_logprobs)
-        ids[torch.from_numpy(noisy).to(device)] = found
-        kept = {int(noisy[draw]): candidates for draw, candidates in some.items()}
+    filtered = ~greedy & is_filtered(batch, index, blocked.vocab_size)
+    plain = ~(greedy | filtered)
+    if plain.any():
+        draws = _draws(batch, rows[plain], index[plain], device)
+        ids[torch.from_numpy(plain).to(device)] = sample_plain(blocked, draws)
+    candidates = None
+    if filtered.any():
+        draws = _draws(batch, rows[filtered], index[filtered], device)
+        found, candidates = sample_filtered(blocked, draws)
+        ids[torch.from_numpy(filtered).to(device)] = found
     output.token_ids[index] = ids.cpu().numpy()
     row_tensor = torch.from_numpy(rows).to(device)
     if batch.processed_logprobs:
-        raw = _distributions(blocked, rows, batch.temperature[index], kept)
+        kept = (filtered.nonzero()[0], candidates)
+        raw = _distributions(blocked, rows, batch.temperature[index], *kept)
         row_tensor = torch.arange(len(index), device=device)
     found_logprobs, top = token_logprobs(raw, row_tensor, ids, batch.num_logprobs[index])
     output.logprobs[index] = found_logprobs
@@ -184,16 +193,28 @@ def _draws(
     )
 
 
+def is_filtered(
+    batch: SamplingBatch, index: npt.NDArray[np.int64], vocab_size: int
+) -> npt.NDArray[np.bool_]:
+    """Draws for which top-k, top-p or min-p may leave tokens out: bool ``[D]``."""
+    top_k = batch.top_k[index]
+    by_k = (top_k > 0) & (top_k < vocab_size)
+    return by_k | (batch.top_p[index] < 1) | (batch.min_p[index] > 0)
+
+
 def _distributions(
     logits: BlockedLogits,
     rows: npt.NDArray[np.int64],
     temperature: npt.NDArray[np.float32],
-    kept: dict[int, Candidates],
+    filtered: npt.NDArray[np.int64],
+    candidates: Candidates | None,
 ) -> BlockedLogits:
     """The distributions drawn from, one row a draw: filtered, and divided by temperature."""
     result = logits.matrix[torch.from_numpy(rows).to(logits.top.device)]
-    for draw, candidates in kept.items():
-        result[draw].fill_(-torch.inf)[candidates.ids] = candidates.logits
+    if candidates is not None:
+        for draw, ids, values in zip(filtered, candidates.ids, candidates.logits, strict=True):
+            kept = values > -torch.inf
+            result[draw].fill_(-torch.inf)[ids[kept]] = values[kept]
     divisor = np.where(temperature == 0, 1, np.maximum(temperature, MIN_TEMPERATURE))
     result.div_(torch.from_numpy(divisor.astype(np.float32)).to(result.device)[:, None])
     return BlockedLogits(result)

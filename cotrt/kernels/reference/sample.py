@@ -75,47 +75,10 @@ def gumbel(bits: torch.Tensor) -> torch.Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-def sample(
-    logits: BlockedLogits, draws: Draws, *, with_kept: bool = False
-) -> tuple[torch.Tensor, dict[int, Candidates]]:
-    """Draws one token each.
+def sample_plain(logits: BlockedLogits, draws: Draws) -> torch.Tensor:
+    """Draws one token each without filters: int64 ``[D]``.
 
-    Args:
-        logits: rows whose largest logit is finite.
-        draws: the draws.
-        with_kept: also give what the filters of each filtered draw left.
-
-    Returns:
-        int64 ``[D]`` token ids; and by draw, for the filtered ones when asked, the one-row
-        candidates that it was drawn from (trimmed to the kept ones).
-    """
-    ids = torch.empty_like(draws.rows)
-    kept: dict[int, Candidates] = {}
-    filtered = is_filtered(draws, logits.vocab_size)
-    plain = (~filtered).nonzero().squeeze(1)
-    if len(plain):
-        ids[plain] = _sample_plain(logits, draws.select(plain))
-    chunk = max(1, MAX_CANDIDATES // logits.vocab_size)
-    for chosen in torch.split(filtered.nonzero().squeeze(1), chunk):
-        if not len(chosen):
-            continue
-        found, candidates = _sample_filtered(logits, draws.select(chosen))
-        ids[chosen] = found
-        if with_kept:
-            for i, draw in enumerate(chosen.tolist()):
-                keep = candidates.logits[i] > -torch.inf
-                kept[draw] = Candidates(candidates.ids[i][keep], candidates.logits[i][keep])
-    return ids, kept
-
-
-def is_filtered(draws: Draws, vocab_size: int) -> torch.Tensor:
-    """Draws for which top-k, top-p or min-p may leave tokens out: bool ``[D]``."""
-    by_k = (draws.top_k > 0) & (draws.top_k < vocab_size)
-    return by_k | (draws.top_p < 1) | (draws.min_p > 0)
-
-
-def _sample_plain(logits: BlockedLogits, draws: Draws) -> torch.Tensor:
-    """No filters: only tokens within the noise's bound of a first guess are hashed at all.
+    Only tokens within the noise's bound of a first guess are hashed at all.
 
     In terms of exponentials, token i beats score s when ``-log(u_i) < exp(logit_i / t - s)``, and
     ``1 - u_i <= -log(u_i)``: an integer comparison and one exp find the few that may win, and
@@ -151,8 +114,9 @@ def _winners(
     draws: Draws, draw: torch.Tensor, ids: torch.Tensor, values: torch.Tensor, top: torch.Tensor
 ) -> torch.Tensor:
     """The best-scoring token of each draw among a flat list of survivors."""
-    picked = draws.select(draw)
-    scores = _scores(picked, ids[:, None], values[:, None], top[draw])[:, 0]
+    bits = noise_bits(draws.key_low[draw], draws.key_high[draw], ids.to(torch.int32))
+    scaled = (values.double() - top[draw].double()) / draws.temperature[draw]
+    scores = scaled + gumbel(bits)
     best = scores.new_full((len(top),), -torch.inf).scatter_reduce_(0, draw, scores, "amax")
     ids = torch.where(scores == best[draw], ids, torch.iinfo(torch.int64).max)
     winners = torch.full_like(draws.rows, torch.iinfo(torch.int64).max)
@@ -171,8 +135,28 @@ def _scaled(draws: Draws, values: torch.Tensor, top: torch.Tensor) -> torch.Tens
     return (values.double() - top.double()[:, None]) / draws.temperature[:, None]
 
 
+def sample_filtered(logits: BlockedLogits, draws: Draws) -> tuple[torch.Tensor, Candidates]:
+    """Draws one token each from what the filters leave.
+
+    Args:
+        logits: rows whose largest logit is finite.
+        draws: the draws; a draw's filters may all be off.
+
+    Returns:
+        int64 ``[D]`` token ids, and what they were drawn from: candidates whose logits are -inf
+        where a filter cut them.
+    """
+    parts: list[tuple[torch.Tensor, Candidates]] = []
+    ids = torch.empty_like(draws.rows)
+    every = torch.arange(len(ids), device=ids.device)
+    for some in torch.split(every, max(1, MAX_CANDIDATES // logits.vocab_size)):
+        part = draws if len(some) == len(ids) else draws.select(some)
+        ids[some], candidates = _sample_filtered(logits, part)
+        parts.append((some, candidates))
+    return ids, _joined(parts, len(ids))
+
+
 def _sample_filtered(logits: BlockedLogits, draws: Draws) -> tuple[torch.Tensor, Candidates]:
-    """Draws from what the filters leave, and that as candidates with -inf for what they cut."""
     num_draws = len(draws.rows)
     top = logits.top[draws.rows]
     by_k = (draws.top_k > 0) & (draws.top_k < logits.vocab_size)
@@ -189,7 +173,7 @@ def _sample_filtered(logits: BlockedLogits, draws: Draws) -> tuple[torch.Tensor,
     for share in (1000.0, float(logits.vocab_size), math.inf):
         left = []
         for picked in todo:
-            part = draws.select(picked)
+            part = draws if len(picked) == num_draws else draws.select(picked)
             bound = _bound(logits, part, by_k[picked], by_p[picked], total[picked], share)
             candidates = logits.candidates(part.rows, bound)
             weights = torch.exp(_scaled(part, candidates.logits, top[picked]))
