@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from cotrt.engine.state import GenerationState, ScoreState, TokenSequence
-from cotrt.errors import BranchPrunedError, InvalidRequestError, PromptTooLongError
-from cotrt.handle import Generation, Generations, Handle, gather
+from cotrt.engine.state import GenerationState, TokenSequence
+from cotrt.errors import BranchPrunedError, InvalidRequestError
+from cotrt.handle import Generation, Generations, Handle, gather, joined
 from cotrt.outputs import BranchKV, Choice, Score
 from cotrt.params import SamplingParams
 from cotrt.sampling.seeds import normalize_seed, output_seed
@@ -137,8 +137,7 @@ class Branch:
             EngineDeadError: the process was forked.
         """
         runtime = self._runtime
-        if runtime.driver.forked:
-            runtime.check()
+        runtime.check_process()
         with runtime.engine.lock:
             runtime.engine.prune(self._seq)
 
@@ -149,8 +148,7 @@ class Branch:
             EngineDeadError: the process was forked.
         """
         runtime = self._runtime
-        if runtime.driver.forked:
-            runtime.check()
+        runtime.check_process()
         if not self._closed:
             self._closed = True
             with runtime.engine.lock:
@@ -217,11 +215,13 @@ class Branch:
             BranchPrunedError: the branch was pruned or closed.
             EngineDeadError: the engine has stopped.
         """
-        many, options = _as_options(continuations)
-        scores = _score([self], options, given)[0]
+        from cotrt.score import as_options, score
+
+        many, options = as_options(continuations)
+        scores = score([self], options, given)[0]
         if many:
             return scores
-        return Handle(scores._promises, lambda: scores._collect()[0], scores._cancel, scores._check)
+        return joined(self._runtime, [scores], lambda: scores._collect()[0])
 
     def choose(
         self,
@@ -350,8 +350,7 @@ class Branch:
     # ---- inside -------------------------------------------------------------------------------
 
     def _read(self, read: Callable[[TokenSequence], T]) -> T:
-        if self._runtime.driver.forked:
-            self._runtime.check()
+        self._runtime.check_process()
         with self._runtime.engine.lock:
             return read(self._seq)
 
@@ -384,10 +383,12 @@ class Branch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.prune()
+        self._runtime.on_leaving(self.prune)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not self._seq.pruned:
+            # First, for the engine takes a handle that is neither closed nor dead for a new one.
+            self._closed = True
             self._runtime.engine.drop_later(self._seq)
 
     def __repr__(self) -> str:
@@ -424,9 +425,9 @@ class Branches(Sequence[Branch]):
             InvalidRequestError: as many params as branches are needed, and those of
                 `Branch.generate`; nothing is started then.
         """
-        if not self._branches:
-            raise InvalidRequestError("generate on no branches: Branches is empty")
-        runtime = self._branches[0]._runtime
+        runtime = _runtime_of(self._branches)
+        if runtime is None:
+            return Generations(None, [])
         if params is None or isinstance(params, SamplingParams):
             one = runtime.params(params, overrides)
             seeds = [
@@ -443,13 +444,15 @@ class Branches(Sequence[Branch]):
 
     def score(self, continuations: Any, *, given: Continuation = "") -> Handle[list[Any]]:
         """`Branch.score` on each: a handle of one `Score` (or list of them) a branch."""
-        many, options = _as_options(continuations)
-        handles = _score(self._branches, options, given)
+        from cotrt.score import as_options, score
+
+        many, options = as_options(continuations)
+        handles = score(self._branches, options, given)
 
         def collect() -> list[Any]:
             return gather(handles, lambda h: h._collect() if many else h._collect()[0])
 
-        return _joined(handles, collect)
+        return joined(_runtime_of(self._branches), handles, collect)
 
     def choose(
         self,
@@ -462,18 +465,41 @@ class Branches(Sequence[Branch]):
         from cotrt.choose import choose
 
         handles = choose(self._branches, options, given, normalize)
-        return _joined(handles, lambda: gather(handles, lambda h: h._collect()))
+        runtime = _runtime_of(self._branches)
+        return joined(runtime, handles, lambda: gather(handles, lambda h: h._collect()))
 
     def extend(
         self, text_or_ids: Continuation | Sequence[Continuation], *, special: bool = True
     ) -> Branches:
-        """`Branch.extend` on each: one text or list of ids for all, or a list with one each."""
-        many = not isinstance(text_or_ids, str) and any(not isinstance(x, int) for x in text_or_ids)
-        each = list(text_or_ids) if many else [text_or_ids] * len(self)
+        """`Branch.extend` on each, or on none where one refuses.
+
+        Args:
+            text_or_ids: one text or list of ids for all, or a list with one each.
+            special: as in `Branch.extend`.
+
+        Raises:
+            InvalidRequestError: not as many texts as branches, and as `Branch.extend`.
+        """
+        from cotrt.score import as_options
+
+        many, each = as_options(text_or_ids)
+        each = each if many else each * len(self)
         if len(each) != len(self):
-            raise InvalidRequestError(f"{len(each)} texts for {len(self)} branches")
-        for branch, item in zip(self._branches, each):
-            branch.extend(item, special=special)  # type: ignore[arg-type]
+            raise InvalidRequestError(
+                f"{len(each)} texts for {len(self)} branches: give one, or one each"
+            )
+        runtime = _runtime_of(self._branches)
+        if runtime is None:
+            return self
+        runtime.check()
+        what = "extend's argument"
+        ids = [runtime.encode_continuation(text, special=special, what=what) for text in each]
+        with runtime.engine.lock:
+            for branch, more in zip(self._branches, ids):
+                branch._check()
+                runtime.check_length(branch._seq.length + len(more))
+            for branch, more in zip(self._branches, ids):
+                runtime.engine.extend(branch._seq, more)
         return self
 
     def fork(self, n: int = 1, *, at: int | None = None) -> Branches:
@@ -481,9 +507,17 @@ class Branches(Sequence[Branch]):
         return Branches([child for b in self._branches for child in b.fork(n, at=at)])
 
     def truncate(self, length: int, *, same_draws: bool = False) -> Branches:
-        """`Branch.truncate` on each."""
-        for branch in self._branches:
-            branch.truncate(length, same_draws=same_draws)
+        """`Branch.truncate` on each, or on none where one refuses."""
+        runtime = _runtime_of(self._branches)
+        if runtime is None:
+            return self
+        runtime.check()
+        with runtime.engine.lock:
+            for branch in self._branches:
+                branch._check()
+                branch._check_length(length, "length")
+            for branch in self._branches:
+                runtime.engine.truncate(branch._seq, length, same_draws=same_draws)
         return self
 
     def prune(self) -> None:
@@ -522,7 +556,8 @@ class Branches(Sequence[Branch]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.prune()
+        for branch in self._branches:
+            branch._runtime.on_leaving(branch.prune)
 
     def __repr__(self) -> str:
         return f"Branches({self._branches!r})"
@@ -535,6 +570,7 @@ def _generate(
     runtime = branches[0]._runtime
     runtime.check()
     with runtime.engine.lock:
+        runtime.check()  # it may have stopped since
         states: list[GenerationState] = []
         seen: set[int] = set()
         for branch, one, seed in zip(branches, params, seeds):
@@ -550,80 +586,15 @@ def _generate(
     return Generations(runtime, [Generation(runtime, state) for state in states])
 
 
-def _as_options(continuations: Any) -> tuple[bool, list[Any]]:
-    """Whether many were given, and the list of them."""
-    if isinstance(continuations, str):
-        return False, [continuations]
-    items = list(continuations)
-    if items and all(type(item) is int for item in items):
-        return False, [items]
-    return True, items
+def _runtime_of(branches: Sequence[Branch]) -> Runtime | None:
+    """The runtime that all belong to; None for no branches.
 
-
-def _score(
-    branches: Sequence[Branch], options: Sequence[Any], given: Continuation
-) -> list[Handle[list[Score]]]:
-    """Start the scores of all options on all branches; one handle a branch."""
+    Raises:
+        InvalidRequestError: they belong to several.
+    """
     if not branches:
-        return []
+        return None
     runtime = branches[0]._runtime
-    runtime.check()
-    engine = runtime.engine
-    before = runtime.encode_continuation(given, what="given")
-    encoded = [runtime.encode_continuation(option, what="a continuation") for option in options]
-    for option, ids in zip(options, encoded):
-        if not ids:
-            raise InvalidRequestError(f"the continuation {option!r} has no tokens to score")
-    handles = []
-    with engine.lock:
-        for branch in branches:
-            branch._check(idle=False)
-            if branch._seq.length + len(before) == 0:
-                raise InvalidRequestError(
-                    "nothing comes before the continuation: extend the branch, or set given="
-                )
-            for ids in encoded:
-                length = branch._seq.length + len(before) + len(ids)
-                if length > runtime.max_model_len:
-                    raise PromptTooLongError(
-                        f"branch, given and continuation are {length} tokens, more than "
-                        f"max_model_len={runtime.max_model_len}"
-                    )
-                runtime.check_length(length)
-        for branch in branches:
-            states = []
-            for ids in encoded:
-                child = engine.fork(branch._seq, internal=True)
-                engine.extend(child, before + ids)
-                state = ScoreState(child, child.length - len(ids))
-                engine.start_score(state)
-                states.append(state)
-            handles.append(_score_handle(runtime, states, encoded))
-    return handles
-
-
-def _score_handle(
-    runtime: Runtime, states: list[ScoreState], encoded: list[list[int]]
-) -> Handle[list[Score]]:
-    def one(pair: tuple[ScoreState, list[int]]) -> Score:
-        state, ids = pair
-        if state.promise.error is not None:
-            raise state.promise.error
-        return Score(list(ids), list(state.promise.value))
-
-    return Handle(
-        [state.promise for state in states],
-        lambda: gather(list(zip(states, encoded)), one),
-        lambda: runtime.cancel(states),
-        runtime.check,
-    )
-
-
-def _joined(handles: Sequence[Handle[Any]], collect: Any) -> Handle[Any]:
-    def cancel() -> None:
-        for handle in handles:
-            handle._cancel()
-
-    promises = [promise for handle in handles for promise in handle._promises]
-    check = handles[0]._check if handles else lambda: None
-    return Handle(promises, collect, cancel, check)
+    for branch in branches:
+        runtime.check_owner(branch)
+    return runtime

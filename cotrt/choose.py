@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cotrt.engine.promise import Promise
 from cotrt.engine.state import ChoiceState, ScoreState
 from cotrt.errors import InvalidRequestError
-from cotrt.handle import Handle
+from cotrt.handle import Handle, fresh
 from cotrt.outputs import Choice, Score
 
 if TYPE_CHECKING:
@@ -41,8 +41,14 @@ def choose(
     engine = runtime.engine
     handles = []
     with engine.lock:
+        runtime.check()  # it may have stopped since
+        seen: set[int] = set()
         for branch in branches:
+            runtime.check_owner(branch)
             branch._check()
+            if id(branch._seq) in seen:
+                raise InvalidRequestError(f"branch {branch.id} is in the batch twice")
+            seen.add(id(branch._seq))
             length = branch._seq.length + len(before)
             if length == 0:
                 raise InvalidRequestError("nothing comes before the options: set given=")
@@ -64,7 +70,7 @@ def _handle(branch: Branch, state: ChoiceState, options: list[Any]) -> Handle[Ch
 
     def collect() -> Choice:
         if state.promise.error is not None:
-            raise state.promise.error
+            raise fresh(state.promise.error)
         scores = [
             Score(list(ids), list(score.logprobs))
             for ids, score in zip(state.options, state.scores)
@@ -76,4 +82,4 @@ def _handle(branch: Branch, state: ChoiceState, options: list[Any]) -> Handle[Ch
             runtime.engine.cancel_choice(state)
 
     promises: list[Promise] = [state.promise]
-    return Handle(promises, collect, cancel, runtime.check)
+    return Handle(runtime, promises, collect, cancel)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import anyio.lowlevel
 
 from cotrt.engine.promise import Promise, in_running_loop
 from cotrt.engine.state import GenerationState
@@ -30,15 +34,15 @@ class Handle(Generic[T]):
 
     def __init__(
         self,
+        runtime: Runtime | None,
         promises: Sequence[Promise],
         collect: Callable[[], T],
         cancel: Callable[[], None],
-        check: Callable[[], None],
     ) -> None:
+        self._runtime = runtime
         self._promises = promises
         self._collect = collect
         self._cancel = cancel
-        self._check = check
 
     @property
     def done(self) -> bool:
@@ -51,11 +55,13 @@ class Handle(Generic[T]):
         Raises:
             EngineDeadError: the process was forked.
         """
-        self._check()
+        self._check_process()
         self._cancel()
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the work to end, and return what it brought.
+
+        A Ctrl-C while it waits raises KeyboardInterrupt; the work runs on.
 
         Args:
             timeout: seconds; None waits without limit.
@@ -64,11 +70,11 @@ class Handle(Generic[T]):
             TimeoutError: `timeout` went by; the work runs on.
             CotrtError: the work ended with this error.
             concurrent.futures.CancelledError: it was cancelled and has no partial result.
-            EngineDeadError: the engine stopped.
+            EngineDeadError: the engine stopped before it was done, or the process was forked.
         """
-        self._check()
+        self._check_process()
         if not self.done:
-            _warn_inside_loop()
+            warn_inside_loop()
             if not _wait_all(self._promises, timeout):
                 raise TimeoutError(f"not done after {timeout} s; the work runs on")
         return self._collect()
@@ -76,15 +82,31 @@ class Handle(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         return self._wait().__await__()
 
+    def _check_process(self) -> None:
+        if self._runtime is not None:  # None: a handle of no work at all
+            self._runtime.check_process()
+
     async def _wait(self) -> T:
-        self._check()
+        self._check_process()
+        if not self._promises:
+            await anyio.lowlevel.checkpoint()
+        for promise in self._promises:
+            await self._wait_or_cancel(promise, lambda p=promise: p.done)  # type: ignore[misc]
+        return self._collect()
+
+    async def _wait_or_cancel(
+        self, promise: Promise, ready: Callable[[], bool], progress: bool = False
+    ) -> None:
+        """Wait; where the task or scope is cancelled meanwhile, cancel the work too."""
         try:
-            for promise in self._promises:
-                await promise.wait_async(lambda p=promise: p.done)  # type: ignore[misc]
-        except BaseException:  # the task or scope was cancelled; Ctrl-C comes here too
+            await promise.wait_async(ready, progress)
+        except (Exception, GeneratorExit):
+            # GeneratorExit: the coroutine was dropped, maybe by the garbage collector in the
+            # middle of anything. That is no cancellation, and no time to touch the engine.
+            raise
+        except BaseException:
             self._cancel()
             raise
-        return self._collect()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -105,72 +127,31 @@ class Generation(Handle[CompletionOutput]):
 
     def __init__(self, runtime: Runtime, state: GenerationState, index: int = 0) -> None:
         super().__init__(
-            (state.promise,), self._completion, lambda: runtime.cancel([state]), runtime.check
+            runtime, (state.promise,), self._completion, lambda: runtime.cancel([state])
         )
-        self._runtime = runtime
+        self._runtime: Runtime = runtime
         self._state = state
         self._index = index
+        self._output: CompletionOutput | None = None
 
     def _completion(self) -> CompletionOutput:
+        if self._output is None:
+            self._output = self._runtime.completion(self._state, self._index)
         error = self._state.promise.error
         if error is None:
-            return self._output()
+            return self._output
+        error = fresh(error)
         if isinstance(error, (BranchPrunedError, NumericsError)) and error.output is None:
-            error.output = self._output()
+            error.output = self._output
         raise error
 
-    def _output(self) -> CompletionOutput:
-        return self._runtime.completion(self._state, self._index)
-
-    def _take(self, seen: int) -> tuple[list[int], list[float], bool]:
-        """Tokens and log-probabilities after the first `seen`, and whether these are the last."""
-        state = self._state
-        with self._runtime.engine.lock:
-            if state.promise.done:
-                return state.tokens[seen:], state.logprobs[seen:], True
-            seq = state.seq
-            logprobs = seq.span.slice_logprobs(state.start + seen, seq.length)
-            tokens = seq.ids(state.start + seen)
-        return tokens, [lp for lp in logprobs if lp is not None], False
-
-    def _is_ahead_of(self, seen: int) -> Callable[[], bool]:
-        state = self._state
-        return lambda: state.promise.done or state.seq.length - state.start > seen
-
     def __iter__(self) -> Iterator[Chunk]:
-        self._check()
-        seen, text = 0, self._runtime.stream_text(self._state)
-        while True:
-            ready = self._is_ahead_of(seen)
-            if not ready():
-                _warn_inside_loop()
-                self._state.promise.wait(ready, progress=True)
-            tokens, logprobs, last = self._take(seen)
-            seen += len(tokens)
-            piece = text.append(tokens, last)
-            if tokens or piece:
-                yield Chunk(piece, tokens, logprobs)
-            if last:
-                self._completion()  # raises what the work ended with
-                return
+        self._check_process()
+        return _Chunks(self)
 
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        self._check()
-        seen, text = 0, self._runtime.stream_text(self._state)
-        while True:
-            try:
-                await self._state.promise.wait_async(self._is_ahead_of(seen), progress=True)
-            except BaseException:
-                self._cancel()
-                raise
-            tokens, logprobs, last = self._take(seen)
-            seen += len(tokens)
-            piece = text.append(tokens, last)
-            if tokens or piece:
-                yield Chunk(piece, tokens, logprobs)
-            if last:
-                self._completion()
-                return
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        self._check_process()
+        return _Chunks(self)
 
     def __enter__(self) -> Generation:
         return self
@@ -181,7 +162,66 @@ class Generation(Handle[CompletionOutput]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.cancel()
+        self._runtime.on_leaving(self._cancel)
+
+
+class _Chunks(Iterator[Chunk], AsyncIterator[Chunk]):
+    """One reader of a generation, from its first chunk on, for ``for`` and for ``async for``.
+
+    No (async) generator, for those do things when they are dropped: in a loop that may be closed,
+    in a thread that may hold anything.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._state = generation._state
+        self._text = generation._runtime.stream_text(self._state)
+        self._seen = 0
+        self._is_over = False
+
+    def __next__(self) -> Chunk:
+        while not self._is_over:
+            if not self._is_ready():
+                self._generation._runtime.check_process()
+                warn_inside_loop()
+                self._state.promise.wait(self._is_ready, progress=True)
+            chunk = self._take()
+            if chunk is not None:
+                return chunk
+        self._generation._completion()  # raises what the work ended with
+        raise StopIteration
+
+    async def __anext__(self) -> Chunk:
+        while not self._is_over:
+            await self._generation._wait_or_cancel(
+                self._state.promise, self._is_ready, progress=True
+            )
+            chunk = self._take()
+            if chunk is not None:
+                return chunk
+        self._generation._completion()
+        raise StopAsyncIteration
+
+    def _is_ready(self) -> bool:
+        state = self._state
+        return state.promise.done or state.seq.length - state.start > self._seen
+
+    def _take(self) -> Chunk | None:
+        """What has come since the last chunk; None where there is nothing to show for it."""
+        state, runtime = self._state, self._generation._runtime
+        runtime.check_process()
+        with runtime.engine.lock:
+            self._is_over = state.promise.done
+            if self._is_over:
+                tokens, logprobs = state.tokens[self._seen :], state.logprobs[self._seen :]
+            else:
+                seq, start = state.seq, state.start + self._seen
+                tokens = seq.ids(start)
+                given = seq.span.slice_logprobs(start, seq.length)
+                logprobs = [value for value in given if value is not None]
+        self._seen += len(tokens)
+        text = self._text.append(tokens, self._is_over)
+        return Chunk(text, tokens, logprobs) if tokens or text else None
 
 
 class Generations(Handle[list[CompletionOutput]], Sequence[Generation]):
@@ -192,17 +232,14 @@ class Generations(Handle[list[CompletionOutput]], Sequence[Generation]):
     failed.
     """
 
-    def __init__(self, runtime: Runtime, items: Sequence[Generation]) -> None:
+    def __init__(self, runtime: Runtime | None, items: Sequence[Generation]) -> None:
         self._items = list(items)
         super().__init__(
+            runtime,
             [g._state.promise for g in self._items],
-            self._completions,
-            lambda: runtime.cancel([g._state for g in self._items]),
-            runtime.check,
+            lambda: gather(self._items, Generation._completion),
+            lambda: None if runtime is None else runtime.cancel([g._state for g in self._items]),
         )
-
-    def _completions(self) -> list[CompletionOutput]:
-        return gather(self._items, lambda g: g._completion())
 
     @overload
     def __getitem__(self, index: int) -> Generation: ...
@@ -224,7 +261,21 @@ class Generations(Handle[list[CompletionOutput]], Sequence[Generation]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.cancel()
+        if self._runtime is not None:
+            self._runtime.on_leaving(self._cancel)
+
+
+def joined(
+    runtime: Runtime | None, handles: Sequence[Handle[Any]], collect: Callable[[], T]
+) -> Handle[T]:
+    """One handle of the work of several."""
+
+    def cancel() -> None:
+        for handle in handles:
+            handle._cancel()
+
+    promises = [promise for handle in handles for promise in handle._promises]
+    return Handle(runtime, promises, collect, cancel)
 
 
 def gather(items: Sequence[Any], collect: Callable[[Any], T]) -> list[T]:
@@ -243,9 +294,17 @@ def gather(items: Sequence[Any], collect: Callable[[Any], T]) -> list[T]:
     return results  # type: ignore[return-value]
 
 
-def _wait_all(promises: Sequence[Promise], timeout: float | None) -> bool:
-    import time
+def fresh(error: BaseException) -> BaseException:
+    """A copy of a promise's error: many may raise it, at once and in several threads."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # an error of the user's own that cannot be copied
+        return error
+    copied.__cause__ = error.__cause__
+    return copied.with_traceback(error.__traceback__)
 
+
+def _wait_all(promises: Sequence[Promise], timeout: float | None) -> bool:
     deadline = None if timeout is None else time.monotonic() + timeout
     for promise in promises:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -254,7 +313,8 @@ def _wait_all(promises: Sequence[Promise], timeout: float | None) -> bool:
     return True
 
 
-def _warn_inside_loop() -> None:
+def warn_inside_loop() -> None:
+    """Log one warning a process where a call blocks a running event loop's thread."""
     global _warned_of_loop
     if not _warned_of_loop and in_running_loop():
         _warned_of_loop = True

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cotrt.engine.driver import Driver
@@ -21,6 +20,7 @@ from cotrt.params import SamplingParams
 from cotrt.sampling.seeds import normalize_seed
 
 if TYPE_CHECKING:
+    from cotrt.branch import Branch
     from cotrt.engine.text import StreamText
     from cotrt.sampling.logprobs import Logprob
 
@@ -53,11 +53,24 @@ class Runtime:
         self.defaults = SamplingParams(**defaults)
         self.max_model_len = max_model_len
         self.vocab_size = engine.model.vocab_size
-        self.request_ids = itertools.count()
 
     def check(self) -> None:
         """Raise EngineDeadError if nothing can run any more."""
         self.driver.check()
+
+    def check_process(self) -> None:
+        """Raise EngineDeadError in a forked child."""
+        self.driver.check_process()
+
+    def on_leaving(self, release: Callable[[], None]) -> None:
+        """`release` at the end of a ``with`` block; in a forked child there is nothing to do."""
+        if not self.driver.forked:
+            release()
+
+    def check_owner(self, branch: Branch) -> None:
+        """Raise InvalidRequestError for another LLM's branch."""
+        if branch._runtime is not self:
+            raise InvalidRequestError(f"branch {branch.id} belongs to another LLM")
 
     # ---- checks -------------------------------------------------------------------------------
 

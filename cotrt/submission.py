@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from cotrt.branch import Branch
 from cotrt.engine.promise import Promise
 from cotrt.engine.state import GenerationState
 from cotrt.errors import BranchPrunedError, CotrtError, InvalidRequestError
-from cotrt.handle import Generation, Handle, gather
+from cotrt.handle import Generation, Handle, gather, warn_inside_loop
 from cotrt.outputs import RequestMetrics, RequestOutput
 from cotrt.params import SamplingParams
 from cotrt.runtime import Runtime
 from cotrt.sampling.seeds import normalize_seed, output_seed
+
+_request_ids = itertools.count()
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Branch
 
@@ -40,13 +43,13 @@ class Submission(Handle[list[RequestOutput]], Sequence[Generation]):
         self._requests = requests
         self._groups = groups
         self._items = [g for group in groups for g in group]
-        self._runtime = runtime
         super().__init__(
+            runtime,
             [g._state.promise for g in self._items],
             self._outputs,
             lambda: runtime.cancel([g._state for g in self._items]),
-            runtime.check,
         )
+        self._runtime: Runtime = runtime
 
     def __getitem__(self, index: Any) -> Any:
         """The generation at `index`, or a list of them for a slice."""
@@ -91,6 +94,8 @@ class Submission(Handle[list[RequestOutput]], Sequence[Generation]):
             if use_tqdm and sys.stderr.isatty() and not self.done:
                 from tqdm import tqdm
 
+                warn_inside_loop()
+
                 with tqdm(total=len(self._items), desc="prompts", unit="output") as bar:
                     for generation in self._items:
                         promise: Promise = generation._state.promise
@@ -122,6 +127,7 @@ def submit(
             raise _named(error, index, len(items)) from error.__cause__
     engine = runtime.engine
     with engine.lock:
+        runtime.check()  # it may have stopped since
         seen: set[int] = set()
         for index, request in enumerate(requests):
             try:
@@ -171,10 +177,9 @@ def _states(
 
 def _check(runtime: Runtime, prompt: Any, params: SamplingParams | None) -> _Request:
     checked = runtime.params(params)
-    request_id = f"request-{next(runtime.request_ids)}"
+    request_id = f"request-{next(_request_ids)}"
     if isinstance(prompt, Branch):
-        if prompt._runtime is not runtime:
-            raise InvalidRequestError("the branch belongs to another LLM")
+        runtime.check_owner(prompt)
         if checked.n != 1:
             raise InvalidRequestError(f"n={checked.n} on a branch: fork({checked.n}) it instead")
         return _Request(request_id, None, [], prompt, checked)
@@ -185,6 +190,8 @@ def _check(runtime: Runtime, prompt: Any, params: SamplingParams | None) -> _Req
 def _as_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, (str, Mapping, Branch)):
         return [prompts]
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
     if not hasattr(prompts, "__iter__"):
         raise InvalidRequestError(
             f"prompts must be a str, token ids, a dict, a Branch or a list of those, not "

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import queue
 import threading
+import time
 import weakref
 
 from cotrt.engine.engine import Engine
 from cotrt.errors import EngineDeadError
 
-# How long a program's end waits for the step in flight.
-_STOP_TIMEOUT = 1.5
+# How long a program's end waits for the step in flight, in seconds: first for the step to end,
+# then for the step to be broken off between two of its operations.
+_PATIENCE = 1.0
+_LAST_PATIENCE = 0.6
 
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
 class Driver:
     """Owns the thread in which an engine's steps run.
+
+    The thread holds the engine but not its driver, so that it ends when everybody has dropped
+    the driver, and the engine's memory is given back.
 
     Attributes:
         engine: the engine.
@@ -27,50 +35,110 @@ class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.forked = False
-        self._wake = threading.Event()
-        self._stopping = False
-        engine.on_work = self._wake.set
-        self._thread = threading.Thread(target=self._loop, name="cotrt-engine", daemon=True)
-        _drivers.add(self)
+        self._bell = _Bell()
+        engine.on_work = self._bell.ring
+        self._thread = threading.Thread(
+            target=_run, args=(engine, self._bell), name="cotrt-engine", daemon=True
+        )
         self._thread.start()
+        _drivers.add(self)
+        weakref.finalize(self, self._bell.stop).atexit = False
 
-    def check(self) -> None:
-        """Raise EngineDeadError if nothing can run any more."""
+    def check_process(self) -> None:
+        """Raise EngineDeadError in a child that was forked from the engine's process."""
         if self.forked:
             raise EngineDeadError(
                 "this process was forked after the LLM was made, and the engine's thread stayed "
                 "with the parent: make the LLM in the child, or start processes by spawn"
             )
+
+    def check(self) -> None:
+        """Raise EngineDeadError if nothing can run any more."""
+        self.check_process()
         if self.engine.dead is not None:
             raise EngineDeadError(str(self.engine.dead)) from self.engine.dead.__cause__
 
     def stop(self) -> None:
-        """End all work with EngineDeadError and the thread with it."""
+        """End all work with EngineDeadError, and the thread with it.
+
+        It waits for the step in flight, for a time at most; a step that takes longer ends later.
+        """
+        self._ask_to_stop()
+        self._join(time.monotonic() + _PATIENCE + _LAST_PATIENCE)
+
+    def _ask_to_stop(self) -> None:
         if self.forked:
             return
         with self.engine.lock:
             if self.engine.dead is None:
                 self.engine.stop("the LLM was closed")
-        self._stopping = True
-        self._wake.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_STOP_TIMEOUT)
+        self._bell.stop()
 
-    def _loop(self) -> None:
-        while not self._stopping:
-            self._wake.wait()
-            self._wake.clear()
-            try:
-                while not self._stopping and self.engine.step():
-                    pass
-            except BaseException:
-                # The engine has recorded the cause and told every waiter.
-                return
+    def _join(self, deadline: float) -> bool:
+        """Whether the thread has ended before `deadline`."""
+        if not self.forked and threading.current_thread() is not self._thread:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _break_off(self) -> None:
+        """Raise `_BrokenOff` in the thread, which ends its step at the next Python bytecode."""
+        if self._thread.ident is not None and not self.forked:
+            ident = ctypes.c_ulong(self._thread.ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(_BrokenOff))
+
+
+class _Bell:
+    """Wakes the engine's thread. It takes no lock, so that finalisers can ring it."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_rung = False
+        self.is_stopped = False
+
+    def ring(self) -> None:
+        if not self._is_rung:
+            self._is_rung = True
+            self._queue.put(None)
+
+    def wait(self) -> None:
+        """Until it is rung. Whoever rings from here on is heard by the next `wait`."""
+        self._queue.get()
+        self._is_rung = False
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.ring()
+
+
+class _BrokenOff(BaseException):
+    """The program is ending, and this step took too long."""
+
+
+def _run(engine: Engine, bell: _Bell) -> None:
+    try:
+        while not bell.is_stopped:
+            bell.wait()
+            while not bell.is_stopped and engine.step():
+                pass
+    except BaseException as error:
+        # Where a law was broken, the engine has told every waiter. This is for what came from
+        # outside of its reach: SystemExit out of a user's own model, say.
+        with engine.lock:
+            if engine.dead is None:
+                engine.stop(f"the engine stopped: {type(error).__name__}: {error}", error)
 
 
 def _stop_all() -> None:
-    for driver in list(_drivers):
-        driver.stop()
+    drivers = [driver for driver in _drivers if not driver.forked]
+    for driver in drivers:
+        driver._ask_to_stop()
+    deadline = time.monotonic() + _PATIENCE
+    late = [driver for driver in drivers if not driver._join(deadline)]
+    for driver in late:
+        driver._break_off()
+    deadline = time.monotonic() + _LAST_PATIENCE
+    for driver in late:
+        driver._join(deadline)
 
 
 def _after_fork_in_child() -> None:

@@ -533,7 +533,8 @@ class Engine:
     def _drop_closed(self) -> None:
         while self._dropped:
             seq = self._dropped.popleft()
-            if seq.handle is None or seq.handle() is None:  # no handle was made again since
+            handle = None if seq.handle is None else seq.handle()
+            if handle is None or handle._closed:  # no handle was made again since
                 self.close(seq)
 
     def _after_failed_step(self, step: Step, error: Exception) -> None:

@@ -1,13 +1,19 @@
 """One result that threads, asyncio tasks and trio tasks can wait for.
 
-The engine thread never waits for a loop: it puts events into the inbox of the loop's bridge and
-asks the loop, at most once a step, to set them (`call_soon_threadsafe` or `run_sync_soon`). A loop
-that was closed in the meantime is ignored.
+The engine thread never waits for a loop: it puts waiters into the inbox of their loop's bridge and
+asks the loop, once until it has looked, to wake them (`call_soon_threadsafe` or `run_sync_soon`).
+A loop that was closed in the meantime is ignored.
+
+Nothing here takes a lock that other code could be interrupted in: a coroutine that the garbage
+collector closes, or a Ctrl-C between two bytecodes, must not leave one taken. Single operations of
+lists, deques and bare locks are atomic; the order of the lines does the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import sys
 import threading
 import time
@@ -16,8 +22,6 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-
-_lock = threading.Lock()  # guards the lists of waiters and the bridges' inboxes
 
 
 class Promise:
@@ -29,7 +33,7 @@ class Promise:
         error: what `fail` was given.
     """
 
-    __slots__ = ("done", "value", "error", "_for_end", "_for_progress")
+    __slots__ = ("_for_end", "_for_progress", "done", "error", "value")
 
     def __init__(self) -> None:
         self.done = False
@@ -66,78 +70,83 @@ class Promise:
         """
         if ready():
             return True
+        deadline = None if timeout is None else time.monotonic() + timeout
         waiter = _ThreadWaiter()
-        self._add(waiter, progress)
+        waiters = self._for_progress if progress else self._for_end
+        waiters.append(waiter)
         try:
-            if timeout is None:
-                while not ready():
-                    waiter.event.wait()
-                    waiter.event.clear()
-                return True
-            deadline = time.monotonic() + timeout
             while not ready():
-                left = deadline - time.monotonic()
-                if left <= 0 or not waiter.event.wait(left):
-                    return ready()
-                waiter.event.clear()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                waiter.sleep(left)
             return True
         finally:
-            self._remove(waiter, progress)
+            waiters.remove(waiter)
 
     async def wait_async(self, ready: Callable[[], bool], progress: bool = False) -> None:
-        """Wait in the running asyncio or trio loop until ``ready()``."""
+        """Wait in the running asyncio or trio loop until ``ready()``; always a checkpoint."""
         if ready():
             await anyio.lowlevel.checkpoint()
             return
         waiter = _TaskWaiter(_current_bridge())
-        self._add(waiter, progress)
+        waiters = self._for_progress if progress else self._for_end
+        waiters.append(waiter)
         try:
             while not ready():
                 await waiter.event.wait()
                 waiter.event = anyio.Event()
                 # Progress between the two lines above is seen by ready() now.
         finally:
-            self._remove(waiter, progress)
-
-    def _add(self, waiter: _ThreadWaiter | _TaskWaiter, progress: bool) -> None:
-        with _lock:
-            (self._for_progress if progress else self._for_end).append(waiter)
-
-    def _remove(self, waiter: _ThreadWaiter | _TaskWaiter, progress: bool) -> None:
-        with _lock:
-            (self._for_progress if progress else self._for_end).remove(waiter)
+            waiters.remove(waiter)
 
 
 def wake(promises: Iterable[Promise]) -> None:
     """Wake everybody who waits for these promises: at their end, or for progress."""
     bridges: set[_Bridge] = set()
-    with _lock:
-        for promise in promises:
-            waiters = promise._for_progress
-            if promise.done and promise._for_end:
-                waiters = waiters + promise._for_end
-            for waiter in waiters:
-                if isinstance(waiter, _ThreadWaiter):
-                    waiter.event.set()
-                elif waiter.bridge.put(waiter):
-                    bridges.add(waiter.bridge)
+    for promise in promises:
+        waiters = tuple(promise._for_progress)
+        if promise.done:
+            waiters += tuple(promise._for_end)
+        for waiter in waiters:
+            if isinstance(waiter, _ThreadWaiter):
+                waiter.wake()
+            else:
+                waiter.bridge.put(waiter)
+                bridges.add(waiter.bridge)
     for bridge in bridges:
-        bridge.call_soon()
+        bridge.ring()
 
 
 class _ThreadWaiter:
-    __slots__ = ("event",)
+    """A thread that sleeps; a bare lock, which a Ctrl-C cannot leave half taken."""
+
+    __slots__ = ("_asleep",)
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+
+    def sleep(self, timeout: float | None) -> None:
+        """Until the next `wake` since the last sleep, or for `timeout` seconds."""
+        if timeout is None:
+            self._asleep.acquire()
+        else:
+            self._asleep.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
+
+    def wake(self) -> None:
+        # RuntimeError: it has been woken already and has not slept since.
+        with contextlib.suppress(RuntimeError):
+            self._asleep.release()
 
 
 class _TaskWaiter:
-    __slots__ = ("bridge", "event")
+    __slots__ = ("bridge", "event", "is_queued")
 
     def __init__(self, bridge: _Bridge) -> None:
         self.bridge = bridge
         self.event = anyio.Event()
+        self.is_queued = False
 
 
 class _Bridge:
@@ -145,25 +154,36 @@ class _Bridge:
 
     def __init__(self, schedule: Callable[[Callable[[], None]], Any]) -> None:
         self._schedule = schedule
-        self._inbox: list[_TaskWaiter] = []
+        self._inbox: collections.deque[_TaskWaiter] = collections.deque()
+        self._is_rung = False
+        self._is_closed = False
 
-    def put(self, waiter: _TaskWaiter) -> bool:
-        """Add to the inbox; True if the loop has to be asked to look. Under `_lock`."""
-        self._inbox.append(waiter)
-        return len(self._inbox) == 1
+    def put(self, waiter: _TaskWaiter) -> None:
+        """Add to the inbox; `ring` makes the loop look."""
+        if not waiter.is_queued and not self._is_closed:
+            waiter.is_queued = True
+            self._inbox.append(waiter)
 
-    def call_soon(self) -> None:
+    def ring(self) -> None:
+        """Ask the loop to look into the inbox, if it is not on its way already."""
+        if self._is_rung or self._is_closed:
+            return
+        self._is_rung = True
         try:
             self._schedule(self._deliver)
         except RuntimeError:  # the loop is closed (asyncio), or has finished (trio)
-            with _lock:
-                self._inbox.clear()
+            self._is_closed = True
+            self._inbox.clear()
 
     def _deliver(self) -> None:
-        with _lock:
-            waiters, self._inbox = self._inbox, []
-        for waiter in waiters:
+        # In this order: what is put from here on either is seen below or rings again.
+        self._is_rung = False
+        for _ in range(len(self._inbox)):
+            waiter = self._inbox.popleft()
+            waiter.is_queued = False
             waiter.event.set()
+        if self._inbox:
+            self.ring()
 
 
 _bridges = threading.local()
@@ -171,16 +191,17 @@ _bridges = threading.local()
 
 def _current_bridge() -> _Bridge:
     """The bridge of the loop that runs in this thread."""
+    trio = sys.modules.get("trio")
     loop: Any
-    try:
-        loop = asyncio.get_running_loop()
-        schedule = loop.call_soon_threadsafe
-    except RuntimeError:
-        trio = sys.modules.get("trio")
-        if trio is None:
-            raise RuntimeError("await needs a running asyncio or trio loop") from None
+    if trio is not None and trio.lowlevel.in_trio_task():
         loop = trio.lowlevel.current_trio_token()
         schedule = loop.run_sync_soon
+    else:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError("await needs a running asyncio or trio loop") from None
+        schedule = loop.call_soon_threadsafe
     if getattr(_bridges, "loop", None) is not loop:
         _bridges.loop, _bridges.bridge = loop, _Bridge(schedule)
     bridge: _Bridge = _bridges.bridge
