@@ -179,7 +179,6 @@ class LLM:
     def start_chat(
         self,
         system: str | None = None,
-        *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
     ) -> Chat:
@@ -271,8 +270,7 @@ class LLM:
         from cotrt.stats import metrics
 
         runtime = self._runtime
-        if runtime.driver.forked:
-            runtime.check()
+        runtime.check_process()
         with runtime.engine.lock:
             return metrics(runtime.engine)
 

@@ -21,7 +21,7 @@ from cotrt.engine.lock import EngineLock
 from cotrt.engine.model import StepModel
 from cotrt.engine.model_runner import ModelRunner, StepResult
 from cotrt.engine.promise import Promise, wake
-from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, TokenScores
+from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, Tail, TokenScores
 from cotrt.errors import (
     BranchPrunedError,
     EngineDeadError,
@@ -157,6 +157,23 @@ class Engine:
         seq.span = seq.span.truncated(length)
         if not same_draws:
             seq.epoch += 1
+
+    def cut(self, seq: Sequence, length: int) -> Tail:
+        """`truncate` that gives what it removed, for `restore`."""
+        end = seq.length
+        tail = Tail(
+            seq.ids(length, end),
+            seq.span.slice_logprobs(length, end),
+            seq.span.slice_sampled(length, end),
+        )
+        self.truncate(seq, length, same_draws=False)
+        return tail
+
+    def restore(self, seq: Sequence, tail: Tail) -> None:
+        """Append what `cut` removed; its KV is found again or computed again."""
+        seq.span.ids += tail.ids
+        seq.span.logprobs += tail.logprobs
+        seq.span.sampled += tail.sampled
 
     def prune(self, seq: Sequence) -> None:
         """Cut `seq` and everything grown from it: running work stops, KV is given up."""

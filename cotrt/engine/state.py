@@ -27,6 +27,15 @@ class TokenScores:
     top: TopLogprobs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Tokens that were cut off a sequence: ids, log-probabilities, and whether each was sampled."""
+
+    ids: list[int]
+    logprobs: list[float | None]
+    sampled: bytes
+
+
 @dataclass(slots=True, eq=False)
 class GenerationState:
     """One generate on one sequence.

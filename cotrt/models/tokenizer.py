@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +51,21 @@ class Codec(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of ids; ids that have none are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A rendered chat that still knows what the template wrote and what was said.
+
+    Attributes:
+        text: what the model will see.
+        source: the text, with `guard` inside every special token's spelling that was said.
+        guard: a character that nobody said, or "" where nobody spelled a special token.
+    """
+
+    text: str
+    source: str
+    guard: str
 
 
 class Tokenizer:
@@ -242,11 +258,37 @@ class Tokenizer:
         Raises:
             InvalidRequestError: as `render_chat`.
         """
+        return self.encode_prepared(
+            self.prepare_chat(
+                messages,
+                tools=tools,
+                chat_template=chat_template,
+                chat_template_kwargs=chat_template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+        )
+
+    def prepare_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> PreparedChat:
+        """Messages rendered, for `encode_prepared`.
+
+        Raises:
+            InvalidRequestError: as `render_chat`.
+        """
         said = _strings((messages, tools))
         guard = ""
         if any(self._spellings.search(text) for text in said):
             guard = _unused_character(said)
-        text = templates.render(
+        source = templates.render(
             self._template(chat_template, tools),
             messages,
             tools=tools,
@@ -257,17 +299,29 @@ class Tokenizer:
             guarded=tuple(self._codec.special_tokens) if guard else (),
             guard=guard,
         )
+        return PreparedChat(source.replace(guard, "") if guard else source, source, guard)
+
+    def encode_prepared(self, chat: PreparedChat, *, after: int = 0) -> list[int]:
+        """Ids of a rendered chat, but for the first `after` characters, which they then follow."""
+        guard, text = chat.guard, chat.source
         if not guard:
-            return self._codec.encode(text, whole=False, special=True, continues=False)
+            text = text[after:]
+            return self._codec.encode(text, whole=False, special=True, continues=after > 0)
         # The guard breaks the spellings that were said, so what matches now the template wrote.
         # Those are ids; all between them is plain text, from which the guard is taken out.
         ids: list[int] = []
-        start, bare = 0, not self._codec.space_after_special
+        start, skip, follows = 0, after, after > 0
         for match in self._spellings.finditer(text):
-            ids += self._plain(text[start : match.start()].replace(guard, ""), bare and start > 0)
-            ids.append(self._codec.special_tokens[match[0]])
+            said = text[start : match.start()].replace(guard, "")
+            ids += self._plain(said[skip:], follows)
+            skip = max(0, skip - len(said))
             start = match.end()
-        return ids + self._plain(text[start:].replace(guard, ""), bare and start > 0)
+            if skip:
+                skip = max(0, skip - len(match[0]))
+            else:
+                ids.append(self._codec.special_tokens[match[0]])
+                follows = not self._codec.space_after_special
+        return ids + self._plain(text[start:].replace(guard, "")[skip:], follows)
 
     def _plain(self, text: str, continues: bool) -> list[int]:
         if not text:
