@@ -34,7 +34,9 @@ class FileCodec:
         self.special_tokens: Mapping[str, int] = {
             token.content: i for i, token in added.items() if token.special and token.content
         }
-        layout = json.loads(source)
+        layout = {
+            part: _state(getattr(tokenizer, part)) for part in ("normalizer", "pre_tokenizer")
+        }
         self._has_dummy_space = _without_dummy_space(layout) is not None
         self.space_after_special = self._has_dummy_space and not _only_first(layout)
 
@@ -112,6 +114,11 @@ class FileCodec:
                 found.encode_special_tokens = not special
                 self._variants[key] = found
         return found
+
+
+def _state(part: Any) -> Any:
+    """The JSON of a normaliser or pre-tokenizer, without reading the whole vocabulary again."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _without_dummy_space(layout: dict[str, Any]) -> dict[str, Any] | None:

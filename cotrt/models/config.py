@@ -165,8 +165,10 @@ class ModelConfig:
                 "Use the unquantised checkpoint, or a .gguf file (dequantised on load)."
             )
         get = _Reader({**family.defaults, **{k: v for k, v in raw.items() if v is not None}}, where)
-        if raw.get("sliding_window", 0) is None:  # null means none, not the family's default
-            get.values["sliding_window"] = None
+        # Null is a value of these, and not the same as leaving the key out.
+        for key in ("sliding_window", "num_key_value_heads"):
+            if key in raw and raw[key] is None:
+                get.values.pop(key, None)
         act = get.values.get("hidden_act")
         if act != "silu":
             raise ModelLoadError(f"{where}: hidden_act {act!r} is not supported; silu is.")

@@ -106,6 +106,10 @@ class GgufSource:
             values = np.array(values, order="C")
         return torch.from_numpy(values)
 
+    def sample(self, name: str) -> bytes:
+        flat = self._tensors[name].data.reshape(-1)
+        return bytes(flat[:: max(1, len(flat) // 64)][:64].tobytes())
+
     @property
     def dtype(self) -> str:
         """The dtype to serve in: the stored one, bfloat16 where the weights are quantised."""

@@ -83,10 +83,16 @@ def _fetch(repository: str, revision: str | None, progress: bool | None, weights
 
     import huggingface_hub
     from huggingface_hub import errors
-    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     show = sys.stderr.isatty() if progress is None else progress
-    (enable_progress_bars if show else disable_progress_bars)()
+    hide = not show and not are_progress_bars_disabled()
+    if hide:
+        disable_progress_bars()
     try:
         folder = huggingface_hub.snapshot_download(
             repository,
@@ -121,6 +127,9 @@ def _fetch(repository: str, revision: str | None, progress: bool | None, weights
             f"{repository} could not be fetched from the hub: {error}. Run this again: what has "
             "come is kept."
         ) from error
+    finally:
+        if hide:
+            enable_progress_bars()
     found = Path(folder)
     if weights:
         _check_whole(found, repository)

@@ -123,7 +123,17 @@ def load(
         backend = dispatch.choose(device, kind, config.head_dim, block_size, attention_backend)
         title = f"loading {Path(found.name).name}"
         with ProgressBar(title, config.num_layers, "layer", progress) as bar:
-            built = _build(config, source, kind, device, backend, quantization, length, bar.update)
+            built = _build(
+                config,
+                source,
+                kind,
+                device,
+                backend,
+                attention_backend,
+                quantization,
+                length,
+                bar.update,
+            )
     finally:
         source.close()
     generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
@@ -155,6 +165,7 @@ def _build(
     dtype: torch.dtype,
     device: str,
     backend: Backend,
+    requested: str,
     quantization: str | None,
     max_model_len: int,
     progress: Callable[[int], None],
@@ -183,6 +194,10 @@ def _build(
             f"quantization={quantization!r} needs the native CPU kernels, and {reason}."
         )
     if backend.name == "cpu":
+        if requested == "cpu":
+            raise InvalidRequestError(
+                f"attention_backend='cpu' cannot serve this model: {reason}; use 'auto'."
+            )
         # A stack that the native code cannot run as one goes layer by layer in plain torch.
         backend = dispatch.choose("cpu", dtype, config.head_dim, 16, "reference")
     logger.info("kernels: %s (%s)", backend.name, reason)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,9 @@ class WeightSource(Protocol):
 
     def get(self, name: str) -> Tensor:
         """A tensor: mapped where its storage allows; do not write to it, do not outlive close."""
+
+    def sample(self, name: str) -> bytes:
+        """Some of a tensor's bytes as they are stored, spread over it; cheap."""
 
     def close(self) -> None:
         """Give the maps back."""
@@ -226,6 +229,13 @@ class SafetensorsSource:
         tensor: Tensor = self._where[stored].get_tensor(stored)
         return tensor
 
+    def sample(self, name: str) -> bytes:
+        import torch
+
+        values = self.get(name).flatten()
+        values = values[:: max(1, values.numel() // 64)][:64].contiguous()
+        return values.view(torch.uint8).numpy().tobytes()
+
     def close(self) -> None:
         self._where = {}
         while self._stack:
@@ -304,19 +314,10 @@ def fingerprint(source: WeightSource, config: ModelConfig) -> str:
 
     Two models with the same fingerprint compute the same KV; it is read in milliseconds.
     """
-    import torch
-
     digest = hashlib.sha256()
     shown = {k: v for k, v in config.raw.items() if k not in ("_name_or_path", "dtype")}
     digest.update(json.dumps(shown, sort_keys=True, default=str).encode())
-    for name in _sampled(source.names()):
-        tensor = source.get(name).detach().flatten()
-        step = max(1, tensor.numel() // 64)
-        sample = tensor[::step][:64].to(torch.float32).contiguous()
+    for name in sorted(source.names()):
         digest.update(f"{name}{source.shape(name)}".encode())
-        digest.update(sample.numpy().tobytes())
+        digest.update(source.sample(name))
     return digest.hexdigest()[:32]
-
-
-def _sampled(names: Collection[str]) -> Iterator[str]:
-    return iter(sorted(names))
