@@ -40,7 +40,8 @@ class EngineConfig:
         generation_config: "auto" takes sampling defaults from the model's
             ``generation_config.json``; "vllm" takes none.
         dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
-        quantization: None; no other value is in this version.
+        quantization: None, or "int8" for weights in 8 bits, one scale an output channel,
+            quantised at load (CPU only).
         device: "auto", "cpu", "cuda" or "cuda:N".
         num_threads: CPU threads of the engine; chosen from the usable cores when None.
         seed: where the draws of unseeded branches start, -2**63 to 2**64 - 1.
@@ -156,6 +157,10 @@ class EngineConfig:
             )
         self._check_choice("attention_backend", ("auto", "reference", "cpu", "triton"))
         self._check_choice("logprobs_mode", ("raw", "processed"))
+        if self.quantization is not None:
+            self._check_choice(
+                "quantization", ("int8",), "; other kinds are not in this version; leave it out"
+            )
         self._check_choice(
             "generation_config",
             ("auto", "vllm"),
@@ -214,10 +219,8 @@ class EngineConfig:
 
     def _check_not_built(self) -> None:
         """Refuse what the contract names and this version cannot do; what is built leaves here."""
-        lossless = "a 16-bit checkpoint, or a .gguf file, whose weights are widened at load"
         for name, wanted, instead in (
             ("trust_remote_code", False, "leave it False, and use a model that needs no code"),
-            ("quantization", None, f"leave it out and load {lossless}"),
             ("kv_cache_dtype", "auto", 'use "auto": KV in the dtype of the model'),
             ("disk_space", 0.0, "leave it 0: KV that does not fit is computed again when needed"),
             ("disk_dir", None, "leave it out: KV that does not fit is computed again when needed"),

@@ -47,10 +47,6 @@ class LLM:
     def __init__(self, model: Any, *, tokenizer: Any = None, **options: Any) -> None:
         config = EngineConfig(model=model, tokenizer=tokenizer, **options)
         device = config.resolve_device()
-        if config.num_threads is not None:
-            import torch
-
-            torch.set_num_threads(config.num_threads)
         if isinstance(model, (str, os.PathLike)):
             step_model, reader, eos_ids, defaults = _load(config, device)
         else:
@@ -280,6 +276,16 @@ class LLM:
         return self._runtime.tokenizer
 
     @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._runtime.vocab_size
+
+    @property
+    def kernels(self) -> str:
+        """The kernels that the model runs on: "cpu", "reference", "triton" or "scripted"."""
+        return self._runtime.engine.model.backend_name
+
+    @property
     def max_model_len(self) -> int:
         """Tokens that a sequence may have."""
         return self._runtime.max_model_len
@@ -314,6 +320,10 @@ def _load(
 ) -> tuple[StepModel, Any, frozenset[int], Mapping[str, Any]]:
     from cotrt import models
 
+    if config.num_threads is not None:
+        import torch
+
+        torch.set_num_threads(config.num_threads)
     loaded = models.load(
         config.model,
         tokenizer=config.tokenizer,
@@ -327,6 +337,10 @@ def _load(
         block_size=config.block_size,
         max_model_len=config.max_model_len,
     )
+    if loaded.model.backend_name == "cpu":
+        from cotrt.kernels.cpu.native import set_num_threads
+
+        set_num_threads(config.num_threads)
     return loaded.model, loaded.tokenizer, loaded.eos_token_ids, loaded.generation_defaults
 
 

@@ -160,7 +160,6 @@ def test_refused(options: dict[str, Any], message: str) -> None:
     "options",
     [
         {"trust_remote_code": True},
-        {"quantization": "awq"},
         {"kv_cache_dtype": "fp8"},
         {"disk_space": 1.5},
         {"disk_dir": "folder"},
@@ -251,3 +250,9 @@ def test_a_long_value_does_not_flood_the_message() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         config(tokenizer=[1] * 10_000)
     assert len(str(caught.value)) < 250
+
+
+def test_quantization_is_int8_or_refused_with_what_there_is() -> None:
+    assert EngineConfig(model="m", quantization="int8").quantization == "int8"
+    with pytest.raises(InvalidRequestError, match='must be one of "int8"'):
+        EngineConfig(model="m", quantization="awq")
