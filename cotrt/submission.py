@@ -117,14 +117,14 @@ def submit(
 ) -> Submission:
     """Check all prompts and params, then start them."""
     runtime.check()
-    items = _as_prompts(prompts)
+    items = as_prompts(prompts)
     params = _as_params(sampling_params, len(items))
     requests = []
     for index, (prompt, one) in enumerate(zip(items, params)):
         try:
             requests.append(_check(runtime, prompt, one))
         except CotrtError as error:
-            raise _named(error, index, len(items)) from error.__cause__
+            raise named(error, index, len(items)) from error.__cause__
     engine = runtime.engine
     with engine.lock:
         runtime.check()  # it may have stopped since
@@ -139,7 +139,7 @@ def submit(
                     request.ids = request.branch._seq.ids()
                 runtime.max_length(request.params, len(request.ids), default_max_tokens)
             except CotrtError as error:
-                raise _named(error, index, len(items)) from error.__cause__
+                raise named(error, index, len(items)) from error.__cause__
         groups = [_states(runtime, request, default_max_tokens) for request in requests]
         for state in [state for group in groups for state in group]:
             engine.start_generation(state)
@@ -187,7 +187,7 @@ def _check(runtime: Runtime, prompt: Any, params: SamplingParams | None) -> _Req
     return _Request(request_id, text, ids, None, checked)
 
 
-def _as_prompts(prompts: Any) -> list[Any]:
+def as_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, (str, Mapping, Branch)):
         return [prompts]
     if hasattr(prompts, "tolist"):
@@ -212,7 +212,7 @@ def _as_params(params: Any, count: int) -> list[SamplingParams | None]:
     return each
 
 
-def _named(error: CotrtError, index: int, count: int) -> CotrtError:
+def named(error: CotrtError, index: int, count: int) -> CotrtError:
     """The error with the prompt's index in front, where there is more than one prompt."""
     if count == 1:
         return error

@@ -21,6 +21,7 @@ from cotrt.engine.lock import EngineLock
 from cotrt.engine.model import StepModel
 from cotrt.engine.model_runner import ModelRunner, StepResult
 from cotrt.engine.promise import Promise, wake
+from cotrt.engine.ranking import Ranking, RankState
 from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, Tail, TokenScores
 from cotrt.errors import (
     BranchPrunedError,
@@ -243,11 +244,10 @@ class Engine:
             data=state,
         )
         state.work = work
-        if not samples and (not wants_prompt or seq.length < 2):
+        self._queue(work)
+        if work.is_satisfied:
             self._finish(work, "length", None)
             self._flush_woken()
-            return
-        self._queue(work)
 
     def start_score(self, state: ScoreState, priority: int = 0) -> None:
         """Queue a score on its temporary sequence."""
@@ -256,6 +256,25 @@ class Engine:
         )
         state.work = work
         self._queue(work)
+
+    def start_ranking(self, state: RankState) -> None:
+        """Queue a ranking of what may follow its sequence."""
+        work = self._new_work(
+            state.seq, samples=True, logits_from=Work.NO_SCORES, priority=0, data=state
+        )
+        state.work = work
+        self._queue(work)
+
+    def append_sampled(self, seq: Sequence, token: int, logprob: float) -> None:
+        """Append a token that was chosen from a ranking; it counts as sampled."""
+        seq.span.ids.append(token)
+        seq.span.logprobs.append(logprob)
+        seq.span.sampled.append(1)
+        self.num_generated += 1
+
+    def discard(self, seq: Sequence) -> None:
+        """Forget an internal sequence; its KV is only cached from now on."""
+        self._drop_temporary(seq)
 
     def start_choice(self, state: ChoiceState) -> None:
         """Queue the scores of a choose; its sequence is busy until all have ended."""
@@ -278,7 +297,7 @@ class Engine:
         self.scheduler.add(work)
         self.on_work()
 
-    def cancel(self, state: GenerationState | ScoreState) -> None:
+    def cancel(self, state: GenerationState | ScoreState | RankState) -> None:
         """End a work now; the branch is free when this returns, with the tokens that it has."""
         work = state.work
         if work is None or work.state is WorkState.DONE or state.promise.done:
@@ -366,6 +385,8 @@ class Engine:
         self.scheduler.commit(step)
         if step.scored:
             self._take_scores(step, result)
+        if result.ranked:
+            self._finish_rankings(step, result.ranked)
         if drawn is not None:
             goes_on = self._append_drawn(step, drawn)
             if goes_on and step.is_decode:
@@ -445,15 +466,19 @@ class Engine:
         state.finished = time.monotonic()
         if work.num_reused is not None:
             state.num_cached = max(0, min(work.num_reused, state.start - 1))
-        state.tokens = seq.ids(state.start)
-        state.logprobs = [
-            lp for lp in seq.span.slice_logprobs(state.start, seq.length) if lp is not None
-        ]
+        self._collect(state)
         state.finish_reason, state.stop_reason = reason, stop_reason
         state.promise.set(state)
         self._woken.append(state.promise)
         if state.release_when_done or seq.closed:
             self.close(seq)
+
+    def _collect(self, state: GenerationState) -> None:
+        """Copy what was sampled: the branch may go on, or be cut."""
+        seq = state.seq
+        state.tokens = seq.ids(state.start)
+        sampled = seq.span.slice_logprobs(state.start, seq.length)
+        state.logprobs = [value for value in sampled if value is not None]
 
     def _finish_exhausted(self, work: Work) -> None:
         if isinstance(work.data, GenerationState):
@@ -465,6 +490,14 @@ class Engine:
                 f"{pool.num_blocks * pool.block_size}: raise kv_cache_memory_bytes"
             )
             self._fail(work, error)
+
+    def _finish_rankings(self, step: Step, ranked: list[Ranking]) -> None:
+        works = [work for work in step.draws if type(work.data) is RankState]
+        for work, ranking in zip(works, ranked):
+            if work.state is WorkState.RUNNING:
+                self._retire(work)
+                work.data.promise.set(ranking)
+                self._woken.append(work.data.promise)
 
     def _finish_score(self, work: Work) -> None:
         state: ScoreState = work.data
@@ -508,7 +541,7 @@ class Engine:
         state = work.data
         self._retire(work)
         if isinstance(state, GenerationState):
-            state.tokens = state.seq.ids(state.start)
+            self._collect(state)
             state.finish_reason = "abort"
             state.finished = time.monotonic()
         state.promise.fail(error)
@@ -557,9 +590,13 @@ class Engine:
     def _after_failed_step(self, step: Step, error: Exception) -> None:
         with self.lock:
             self._in_flight = False
-            for work in {entry.work for entry in step.entries} | set(step.joined):
+            for work in step.works():
                 if work.state is not WorkState.DONE:
                     self._fail(work, error)
+            unsure = {destination for _, destination in step.plan.copies}
+            for seq in list(self.scheduler.sequences):
+                if seq.private and seq.private[0] in unsure:  # perhaps the copy was not made
+                    self.tree.release(seq)
             self._answer_between()
             self._flush_woken()
 

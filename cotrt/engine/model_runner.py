@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.engine.model import StepModel
+from cotrt.engine.ranking import Ranking, RankState, rank
 from cotrt.engine.state import GenerationState, TokenScores
 from cotrt.tree.step import Step
 
@@ -27,10 +28,12 @@ class StepResult:
     Attributes:
         drawn: tokens, logprobs and non-finite rows of the draws, or None without any.
         scored: one for each scored logit; None where its logits were not finite.
+        ranked: one for each draw whose work is a ranking, in their order.
     """
 
     drawn: SampleOutput | None
     scored: list[TokenScores | None]
+    ranked: list[Ranking]
 
 
 class ModelRunner:
@@ -46,21 +49,23 @@ class ModelRunner:
         self._processed = processed_logprobs
         self._serial = 0
         self._batch: SamplingBatch | None = None
+        self._ranked: list[int] = []  # those of the step's draws that are rankings
 
     def prepare(self, step: Step) -> SamplingBatch | None:
         """The sampling values of the step's draws; call it before anything else may change them."""
         if not step.draws:
-            self._serial = 0
+            self._serial, self._ranked = 0, []
             return None
         if step.serial == self._serial and self._batch is not None:
             self._batch.positions = self._batch.positions + 1
             return self._batch
         from cotrt.sampling.sampler import SamplingBatch
 
-        states: list[GenerationState] = [work.data for work in step.draws]
+        states: list[GenerationState | RankState] = [work.data for work in step.draws]
         params = [state.params for state in states]
         processors = [state.processor for state in states]
         self._serial = step.serial
+        self._ranked = [i for i, state in enumerate(states) if type(state) is RankState]
         self._batch = SamplingBatch(
             sample_rows=step.plan.sample_rows,
             temperature=np.array([p.temperature for p in params], np.float32),
@@ -91,7 +96,11 @@ class ModelRunner:
         logits = self._model.run(plan)
         scored = _score(logits, plan.scored_rows, plan.scored_tokens, num_top)
         drawn = None if batch is None else sample_batch(logits, batch)
-        return StepResult(drawn, scored)
+        ranked: list[Ranking] = []
+        if self._ranked:
+            states = [step.draws[i].data for i in self._ranked]
+            ranked = rank(logits, plan.sample_rows[self._ranked], states)
+        return StepResult(drawn, scored, ranked)
 
 
 def _score(
