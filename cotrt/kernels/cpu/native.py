@@ -24,7 +24,9 @@ BUILD_HINT = "install a C++ compiler and run `pip install --force-reinstall --no
 def _load() -> tuple[Any, str]:
     """The module and "", or None and why there is none; says it once in the log."""
     try:
-        return importlib.import_module(f"{__package__}._native"), ""
+        found = importlib.import_module(f"{__package__}._native")
+        found.isa()
+        return found, ""
     except ModuleNotFoundError as error:
         if error.name != f"{__package__}._native":
             raise
@@ -51,7 +53,7 @@ def module() -> Any:
 
 def isa() -> str:
     """The instruction set in use: avx512bf16, avx2 or generic."""
-    name: str = module().isa
+    name: str = module().isa()
     return name
 
 

@@ -11,6 +11,7 @@
 #include "cpu_features.h"
 #include "decoder_stack.h"
 #include "packed_linear.h"
+#include "sampler.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -94,7 +95,8 @@ void tree_attention(const AttentionPlan& plan, DType type, uintptr_t q, uintptr_
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("isa") = kernels().name;  // throws where COTRT_CPU_ISA asks for what is not there
+  // Throws where COTRT_CPU_ISA asks for what this machine does not run.
+  m.def("isa", [] { return std::string(kernels().name); });
   m.def("available_isas", &available_isas);
   m.def("set_num_threads", &set_num_threads, "n"_a);
   m.def("num_threads", [] { return thread_pool()->num_threads(); });
@@ -174,6 +176,37 @@ NB_MODULE(_native, m) {
         });
       },
       nb::call_guard<nb::gil_scoped_release>());
+
+  // D draws from rows of logits [.., vocab]; rows of raw logits give the logprobs.
+  m.def(
+      "sample",
+      [](uintptr_t logits, uintptr_t raw, int vocab, Array<int32_t> rows, Array<int32_t> raw_rows,
+         Array<float> temperature, Array<int32_t> top_k, Array<float> top_p, Array<float> min_p,
+         Array<uint32_t> key_low, Array<uint32_t> key_high, uintptr_t ids, uintptr_t logprobs,
+         uintptr_t bad) {
+        const int n = int(rows.shape(0));
+        for (size_t size : {raw_rows.shape(0), temperature.shape(0), top_k.shape(0), top_p.shape(0),
+                            min_p.shape(0), key_low.shape(0), key_high.shape(0)})
+          if (int(size) != n) throw std::invalid_argument("one value a draw");
+        nb::gil_scoped_release release;
+        const auto pool = thread_pool();
+        std::vector<Sampler> samplers(size_t(pool->num_threads()));
+        parallel_for(n, [&](int i, int thread) {
+          const Draw d{address<const float>(logits) + int64_t(rows.data()[i]) * vocab,
+                       address<const float>(raw) + int64_t(raw_rows.data()[i]) * vocab,
+                       temperature.data()[i],
+                       top_k.data()[i],
+                       top_p.data()[i],
+                       min_p.data()[i],
+                       DrawKey{key_low.data()[i], key_high.data()[i]}};
+          const Drawn drawn = samplers[size_t(thread)].draw(d, vocab);
+          address<int32_t>(ids)[i] = drawn.token;
+          address<float>(logprobs)[i] = drawn.logprob;
+          address<uint8_t>(bad)[i] = drawn.bad;
+        });
+      },
+      "logits"_a, "raw"_a, "vocab"_a, "rows"_a, "raw_rows"_a, "temperature"_a, "top_k"_a, "top_p"_a,
+      "min_p"_a, "key_low"_a, "key_high"_a, "ids"_a, "logprobs"_a, "bad"_a);
 
   nb::class_<PackedLinear>(m, "PackedLinear")
       .def(nb::init<int, int, DType, bool>(), "n"_a, "k"_a, "dtype"_a, "interleave"_a = false)

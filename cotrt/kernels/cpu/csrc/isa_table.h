@@ -17,10 +17,12 @@ namespace COTRT_ISA {
 #include "linear.h"
 #include "attention.h"
 #include "rows.h"
+#include "sample.h"
 
 static const KernelTable kTable = {
     COTRT_ISA_NAME, kTileRows,  linear,   unpack_row, attention, attention_merge,
     rope_and_write, write_kv,   rms_norm, silu_mul,
+    block_maxima,   exp_sum,    sum_at_least, race,
 };
 
 }  // namespace COTRT_ISA

@@ -92,21 +92,19 @@ struct WriteKvArgs {
   int num_kv_heads, head_dim, block_size;
 };
 
-struct SampleRow {
-  const float* logits;  // [vocab]
-  float temperature, top_p, min_p;
-  int32_t top_k;
-  uint64_t seed;
-  uint32_t epoch;
-  int64_t position;
+// The noise of a draw: a hash of (key, token id), see cotrt/sampling/noise.py.
+struct DrawKey {
+  uint32_t low, high;
 };
 
-struct SampleResult {
-  int32_t token;
-  float logit;       // of the sampled token, raw
-  float logsumexp;   // of the raw logits
-  bool bad;          // a NaN or an infinity among the logits (-inf alone is allowed)
-};
+inline uint32_t noise_bits(DrawKey key, uint32_t id) {
+  uint32_t x = id * 0x9E3779B9u + key.low;
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15) ^ key.high) * 0x846CA68Bu;
+  return x ^ (x >> 16);
+}
+
+constexpr int kSampleBlock = 64;  // tokens whose largest logit is kept
 
 struct KernelTable {
   const char* name;
@@ -129,6 +127,18 @@ struct KernelTable {
                    char* y, ptrdiff_t y_stride, DType y_type, int row0, int row1);
   void (*silu_mul)(const char* x, ptrdiff_t x_stride, char* y, ptrdiff_t y_stride, DType type,
                    int n, int row0, int row1);
+
+  // Largest logit of each block of 64 (-inf past the end), and the largest of all.
+  float (*block_maxima)(const float* logits, int n, float* maxima);
+  // weights[i] = exp((logits[i] - top) * inverse_temperature), 0 up to a multiple of 64; returns
+  // their sum. weights may be null. A NaN among the logits makes the sum one.
+  double (*exp_sum)(const float* logits, int n, float top, float inverse_temperature,
+                    float* weights);
+  // Sum of the weights that are at least t; n a multiple of 64.
+  double (*sum_at_least)(const float* weights, int n, float t);
+  // Tokens of a block of 64 whose noise may make weight * factor win: bit i of the answer.
+  uint64_t (*race)(const float* weights, uint32_t first_id, DrawKey key, float at_least,
+                   float factor);
 };
 
 inline size_t attention_scratch_bytes() {

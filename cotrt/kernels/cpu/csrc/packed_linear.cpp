@@ -98,10 +98,10 @@ void PackedLinear::fill(int row0, int rows, const void* source, DType source_typ
         for (int i = 0; i < k; ++i) most = std::fmax(most, std::fabs(row[i]));
         const float scale = most / 127.f;
         scale_.as<float>()[lane] = scale;
-        const float inverse = scale > 0.f ? 1.f / scale : 0.f;
+        const float divisor = scale > 0.f ? scale : 1.f;
         for (int i = 0; i < k; ++i)
           to[int64_t(i / 2) * 2 * kPanel + in_panel / kLanes * 2 * kLanes + (i % 2) * kLanes +
-             in_panel % kLanes] = char(std::lrintf(row[i] * inverse));
+             in_panel % kLanes] = char(std::lrintf(row[i] / divisor));
       }
     }
   });

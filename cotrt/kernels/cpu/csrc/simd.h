@@ -29,6 +29,10 @@ inline F add_exponent(F a, F shifted) {
   return {_mm512_castsi512_ps(_mm512_add_epi32(
       _mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23)))};
 }
+// a where a >= t, else 0 (a NaN too).
+inline F keep_at_least(F a, F t) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, t.v, _CMP_GE_OQ), a.v)};
+}
 // Lanes below n from a, the others from b.
 inline F first_lanes(F a, int n, F b) {
   return {_mm512_mask_blend_ps(__mmask16((1u << n) - 1), b.v, a.v)};
@@ -107,6 +111,10 @@ inline __m256 add_exponent(__m256 x, __m256 shifted) {
 }
 inline F add_exponent(F x, F shifted) {
   return {add_exponent(x.a, shifted.a), add_exponent(x.b, shifted.b)};
+}
+inline F keep_at_least(F x, F t) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, t.a, _CMP_GE_OQ), x.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, t.b, _CMP_GE_OQ), x.b)};
 }
 inline F first_lanes(F x, int n, F y) {
   const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -213,6 +221,7 @@ inline F add_exponent(F a, F shifted) {
   }
   return r;
 }
+inline F keep_at_least(F a, F t) { COTRT_EACH(a.v[i] >= t.v[i] ? a.v[i] : 0.f); }
 inline F first_lanes(F a, int n, F b) { COTRT_EACH(i < n ? a.v[i] : b.v[i]); }
 inline float widen(uint32_t high) {
   const uint32_t u = high << 16;

@@ -1,0 +1,22 @@
+"""The native kernels' tests: skipped, and said so, where the extension was not built."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # attention_oracle, shared with reference
+
+from cotrt.kernels.cpu.native import missing_reason
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = missing_reason()
+    if reason is None:
+        return
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and not item.name.startswith("test_without_the_module"):
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,167 @@
+"""The module itself: what it serves, its threads, its instruction sets, and life without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from cotrt.kernels.cpu import native
+from cotrt.kernels.cpu.linear import PackedWeight
+from cotrt.kernels.cpu.support import refusal
+from cotrt.kernels.dispatch import choose
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.skipif("COTRT_EXPECT_NATIVE" not in os.environ, reason="may be installed pure")
+def test_without_the_module_this_run_would_be_wrong() -> None:
+    """Set where a compiler is: an install that fell back to torch has hidden a broken build."""
+    assert native.missing_reason() is None
+
+
+def test_the_native_kernels_are_chosen_on_a_cpu() -> None:
+    backend = choose("cpu", torch.bfloat16, 64, 16)
+    assert backend.name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "block_size", "what"),
+    [
+        ("cuda", torch.bfloat16, 64, 16, "not on cuda"),
+        ("cpu", torch.float64, 64, 16, "float64"),
+        ("cpu", torch.bfloat16, 72, 16, "head_dim 72"),
+        ("cpu", torch.bfloat16, 512, 16, "head_dim 512"),
+        ("cpu", torch.bfloat16, 64, 24, "block_size 24"),
+        ("cpu", torch.bfloat16, 64, 512, "block_size 512"),
+    ],
+)
+def test_what_they_cannot_serve(
+    device: str, dtype: torch.dtype, head_dim: int, block_size: int, what: str
+) -> None:
+    assert what in str(refusal(device, dtype, head_dim, block_size))
+
+
+def test_without_the_module_torch_serves_and_one_log_line_says_so() -> None:
+    done = python(
+        "import sys, logging, torch\n"
+        "sys.modules['cotrt.kernels.cpu._native'] = None\n"
+        "logging.basicConfig(stream=sys.stdout)\n"
+        "from cotrt.kernels.dispatch import choose\n"
+        "for _ in range(2): b = choose('cpu', torch.bfloat16, 64, 16)\n"
+        "print(b.name, b.why)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("several times slower") == 1
+    assert "reference plain torch" in done.stdout and "compiler" in done.stdout
+
+
+def test_an_instruction_set_that_is_not_there_is_refused() -> None:
+    done = python(
+        "import torch\n"
+        "from cotrt.errors import InvalidRequestError\n"
+        "from cotrt.kernels.dispatch import choose\n"
+        "try: choose('cpu', torch.bfloat16, 64, 16)\n"
+        "except InvalidRequestError as error: print(error)\n",
+        COTRT_CPU_ISA="mmx",
+    )
+    assert "COTRT_CPU_ISA=mmx" in done.stdout and "generic" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", [] if native.missing_reason() else native.module().available_isas())
+def test_every_instruction_set_passes_these_tests(isa: str) -> None:
+    if isa == native.isa():
+        pytest.skip("it is the one in use")
+    names = ["tree_attention", "kv_cache", "linear", "decoder_stack", "sample"]
+    files = [str(HERE / f"test_cpu_{name}.py") for name in names]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        env={**os.environ, "COTRT_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def linear() -> tuple[PackedWeight, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(640, 64, generator=generator).bfloat16()
+    x = torch.randn(40, 64, generator=generator).bfloat16()
+    packed = PackedWeight([weight], dtype=torch.bfloat16)
+    return packed, x, packed(x)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_results_do_not_depend_on_the_number_of_threads(count: int) -> None:
+    packed, x, expected = linear()
+    try:
+        assert native.set_num_threads(count) == count
+        assert native.module().num_threads() == count
+        for _ in range(50):
+            assert torch.equal(packed(x), expected)
+    finally:
+        native.set_num_threads(None)
+
+
+def test_callers_from_many_threads_take_turns() -> None:
+    packed, x, expected = linear()
+    wrong: list[int] = []
+
+    def work() -> None:
+        for _ in range(100):
+            if not torch.equal(packed(x), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    done = python(
+        "import os, sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "import torch\n"
+        "from cotrt.kernels.cpu import native\n"
+        "from cotrt.kernels.cpu.linear import PackedWeight\n"
+        "native.set_num_threads(2)\n"
+        "w = PackedWeight([torch.ones(640, 64)], dtype=torch.float32)\n"
+        "x = torch.ones(40, 64)\n"
+        "assert w(x).eq(64).all()\n"
+        "pid = os.fork()\n"
+        "if pid == 0: os._exit(0 if w(x).eq(64).all() else 1)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_second_openmp_and_no_link_to_torch() -> None:
+    extension = Path(native.module().__file__)
+    needed = extension.read_bytes()
+    assert b"libtorch" not in needed and b"libgomp" not in needed
