@@ -227,6 +227,16 @@ class KVTree:
         tail = seq.private[0]
         return self.pool.holders[tail] > 1 or bool(self.pool.sealed[tail])
 
+    def drop_shared_tail(self, seq: Sequence) -> bool:
+        """Give up a tail that would have to be copied before it is written, if there is one.
+
+        For a sequence that has the pool to itself: its tokens fit, the copy beside them may not.
+        """
+        if not self._tail_is_shared(seq):
+            return False
+        self.truncate_tip(seq, seq.node.end)
+        return True
+
     def allocate(self) -> int:
         """A block with one holder; evicts a cached one if none is free."""
         while not self.pool.num_free:

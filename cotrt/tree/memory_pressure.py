@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.sequence import Sequence
@@ -14,14 +14,18 @@ def holds_kv(seq: Sequence) -> bool:
     return bool(seq.private) or seq.node.parent is not None
 
 
-def reclaim_idle(tree: KVTree, sequences: Iterable[Sequence], num_blocks: int) -> bool:
-    """Release KV of branches without running work until `num_blocks` can be allocated.
+def reclaim_idle(tree: KVTree, sequences: Iterable[Sequence], fits: Callable[[], bool]) -> bool:
+    """Release KV of branches without running work until ``fits()``.
 
     Kept branches (leases) go last, then the longest unused go first; those that hold blocks
     alone go before those whose blocks others hold too. Their tokens stay, so nothing is lost.
 
+    Args:
+        fits: asked again after each release, for that may also end the sharing of a tail, which
+            then need not be copied.
+
     Returns:
-        True if `num_blocks` can be allocated now.
+        True if it fits now.
     """
     now = time.monotonic()
     idle = [
@@ -32,11 +36,11 @@ def reclaim_idle(tree: KVTree, sequences: Iterable[Sequence], num_blocks: int) -
     idle.sort(key=lambda seq: (seq.keep_until > now, seq.last_used))
     for only_alone in (True, False):
         for seq in idle:
-            if tree.can_allocate(num_blocks):
+            if fits():
                 return True
             if holds_kv(seq) and not (only_alone and tree.blocks_alone(seq) == 0):
                 tree.release(seq)
-    return tree.can_allocate(num_blocks)
+    return fits()
 
 
 def choose_victim(tree: KVTree, running: list[Work], below: Work) -> Work | None:

@@ -155,19 +155,22 @@ class Scheduler:
         rows = builder.rows_for(work)
         if rows == 0:  # no budget left in this step
             return
-        needed = builder.blocks_for(work, rows)
-        while not self.tree.can_allocate(needed):
-            if reclaim_idle(self.tree, self.sequences, needed):
-                break
+
+        def fits() -> bool:
+            return self.tree.can_allocate(builder.blocks_for(work, rows))
+
+        while not fits() and not reclaim_idle(self.tree, self.sequences, fits):
             victim = choose_victim(self.tree, self.running, work)
             if victim is not None:
                 self._preempt(victim)
             elif len(self.running) > 1 or builder.entries:
                 self._preempt(work)
                 return
-            else:
+            elif not self.tree.drop_shared_tail(work.seq):
                 self._exhausted.append(work)
                 return
+            else:
+                rows = builder.rows_for(work)
         builder.add(work, rows)
 
     def _preempt(self, work: Work) -> None:
@@ -188,7 +191,7 @@ class Scheduler:
             if leader is not None and self._is_ahead(leader, work):
                 entry = builder.by_work.get(leader)
                 if entry is not None and builder.take_logits(work, entry):
-                    started.append(work)
+                    self._start(work, started)
                 continue
             work.leader = None
             seq = work.seq
@@ -201,39 +204,52 @@ class Scheduler:
             if entry is not None:
                 self._count_reused(work, max(work.wait_until, seq.num_computed))
                 if builder.take_logits(work, entry):
-                    started.append(work)
+                    self._start(work, started)
                     continue
                 if work.wait_until > seq.num_computed:
                     work.leader = entry.work
                     continue
-            rows = builder.rows_for(work)
-            if rows == 0 or not self._has_room(builder, work, rows, bool(started)):
+            rows = self._rows_with_room(builder, work, bool(started))
+            if rows == 0:
                 break
             self._count_reused(work, seq.num_computed)
             builder.add(work, rows)
-            started.append(work)
+            self._start(work, started)
         for work in started:
             self.waiting.remove(work)
-            work.state = WorkState.RUNNING
-            work.leader = None
             bisect.insort(self.running, work, key=lambda w: w.rank)
 
-    def _has_room(self, builder: StepBuilder, work: Work, rows: int, others: bool) -> bool:
-        """Room for `rows` of a waiting work, and for a block more of each that runs already."""
-        needed = builder.blocks_for(work, rows) + len(self.running)
-        if self.tree.can_allocate(needed):
-            return True
+    def _start(self, work: Work, started: list[Work]) -> None:
+        work.state = WorkState.RUNNING  # at once: from here on its KV is not for others to take
+        work.leader = None
+        started.append(work)
+
+    def _rows_with_room(self, builder: StepBuilder, work: Work, others: bool) -> int:
+        """Rows that a waiting work can start with; 0 if it has to wait.
+
+        There has to be room for them, and for a block more of each work that runs already.
+        """
+        rows = builder.rows_for(work)
+        if rows == 0:
+            return 0
+
+        def fits() -> bool:
+            needed = builder.blocks_for(work, rows) + len(self.running)
+            return self.tree.can_allocate(needed)
+
+        if fits():
+            return rows
         idle = [seq for seq in self.sequences if seq is not work.seq]
-        if reclaim_idle(self.tree, idle, needed):
-            return True
+        if reclaim_idle(self.tree, idle, fits):
+            return rows
         if others or self.running:
-            return False
-        # Alone with the whole pool: a tail that shares a cached block may be what is in the way.
-        self.tree.release(work.seq)
-        if not self.tree.can_allocate(builder.blocks_for(work, builder.rows_for(work))):
-            self._exhausted.append(work)
-            return False
-        return True
+            return 0
+        if self.tree.drop_shared_tail(work.seq):
+            rows = builder.rows_for(work)
+            if fits():
+                return rows
+        self._exhausted.append(work)
+        return 0
 
     def _count_reused(self, work: Work, num_tokens: int) -> None:
         if work.num_reused is None:

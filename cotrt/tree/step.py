@@ -56,3 +56,10 @@ class Step:
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     sampled: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     next_ids: npt.NDArray[np.int32] | None = None
+
+    def works(self) -> list[Work]:
+        """Every work that something in this step is for, each once."""
+        found = dict.fromkeys(entry.work for entry in self.entries)
+        found.update(dict.fromkeys(self.joined + self.draws))
+        found.update(dict.fromkeys(work for work, _ in self.scored))
+        return list(found)

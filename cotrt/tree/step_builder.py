@@ -40,8 +40,9 @@ class StepBuilder:
         start = min(work.seq.num_computed, first)
         rows = min(work.target - start, self._tokens_left)
         num_scored = start + rows - first - (1 if work.samples else 0)
-        if num_scored > self._scored_left:
-            rows -= num_scored - self._scored_left
+        scored_left = max(self._scored_left, 0)  # followers of shared rows may overdraw it
+        if num_scored > scored_left:
+            rows -= num_scored - scored_left
         return max(rows, 0)
 
     def blocks_for(self, work: Work, rows: int) -> int:

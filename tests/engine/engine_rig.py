@@ -1,0 +1,301 @@
+"""An engine without a thread, over a model that logs and checks every row it is asked for."""
+
+from __future__ import annotations
+
+import collections
+import math
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import torch
+
+from cotrt import runtime as runtime_module
+from cotrt.branch import Branch
+from cotrt.engine.driver import Driver
+from cotrt.engine.engine import Engine
+from cotrt.engine.state import GenerationState
+from cotrt.models.tokenizer import Tokenizer
+from cotrt.params import SamplingParams
+from cotrt.plan import StepPlan
+from cotrt.runtime import Runtime
+from cotrt.stats import metrics
+from cotrt.testing import ScriptedModel, _groups_of_rows
+
+VOCAB, EOS = 12, 0
+
+
+@lru_cache(maxsize=1 << 16)
+def _probs(path: tuple[int, ...]) -> dict[int, float]:
+    word = hash(path) & ((1 << 62) - 1)
+    return {token: 1.0 + (word >> 4 * token & 15) for token in range(VOCAB)}
+
+
+def probs(path: Sequence[int]) -> dict[int, float]:
+    """Next-token weights that depend on every token of `path`."""
+    return _probs(tuple(path))
+
+
+def logprob(path: Sequence[int], token: int) -> float:
+    """What the model gives `token` after `path`."""
+    weights = probs(path)
+    return math.log(weights[token] / sum(weights.values()))
+
+
+class LoggedModel(ScriptedModel):
+    """A ScriptedModel that remembers every (path, token) it computed.
+
+    Attributes:
+        computed: paths of the rows whose KV was written.
+        num_rows: rows of all steps; num_logits_rows: logits rows of all steps.
+        expected: called before a step runs; gives the path that each row has to see.
+        in_flight: called, in order, while a step is running, once the model has run.
+        fail: raised by the next step, in place of running it.
+    """
+
+    def __init__(self, next_probs: Callable[[list[int]], Any] = probs, **options: Any) -> None:
+        options = {"vocab_size": VOCAB, "eos_token_id": EOS, **options}
+        super().__init__(next_probs, **options)
+        self.computed: set[tuple[int, ...]] = set()
+        self.num_rows = 0
+        self.num_logits_rows = 0
+        self.steps: list[StepPlan] = []
+        self.expected: Callable[[], list[list[int]]] | None = None
+        self.in_flight: collections.deque[Callable[[], Any]] = collections.deque()
+        self.fail: BaseException | None = None
+        self.broken: BaseException | None = None
+
+    def run(self, step: StepPlan) -> torch.Tensor:
+        if self.fail is not None:
+            error, self.fail = self.fail, None
+            self._run_in_flight()
+            raise error
+        try:
+            logits = self._run(step)
+            self._run_in_flight()
+        except Exception as error:  # the engine would take it for a model's failure
+            self.broken = error
+            raise
+        return logits
+
+    def _run_in_flight(self) -> None:
+        while self.in_flight:
+            self.in_flight.popleft()()
+
+    def _run(self, step: StepPlan) -> torch.Tensor:
+        logits = super().run(step)
+        self.num_rows += len(step.input_ids)
+        self.num_logits_rows += len(step.logits_rows)
+        self.steps.append(step)
+        groups = _groups_of_rows(step.attention)
+        expected = self.expected() if self.expected is not None else None
+        for row, slot in enumerate(step.slot_mapping.tolist()):
+            path = self._read(step.attention, groups[row], row)
+            if expected is not None:
+                assert path == expected[row], (
+                    f"row {row} sees {path}, its branch is {expected[row]}"
+                )
+            if slot >= 0:
+                self.computed.add(tuple(path))
+            else:
+                assert tuple(path) in self.computed
+        return logits
+
+
+class StillDriver(Driver):
+    """A driver without a thread: steps are taken by hand."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.forked = False
+        self._wake = threading.Event()
+        self._stopping = False
+
+
+class Rig:
+    """An engine, its runtime and its model, driven by hand; laws are checked after every step."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 8,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int = 1 << 16,
+        match_prompts: bool = True,
+        seed: int = 0,
+        model: Any = None,
+        check: bool = True,
+        **model_options: Any,
+    ) -> None:
+        self.model = LoggedModel(**model_options) if model is None else model
+        self.engine = Engine(
+            self.model,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            match_prompts=match_prompts,
+            seed=seed,
+        )
+        self.tree, self.scheduler = self.engine.tree, self.engine.scheduler
+        with mock.patch.object(runtime_module, "Driver", StillDriver):
+            self.runtime = Runtime(
+                self.engine,
+                tokenizer=Tokenizer.from_object(self.model.tokenizer),
+                eos_ids=self.model.eos_token_ids,
+                defaults={},
+                max_model_len=max_model_len,
+            )
+        self.checks = check
+        self.last_step: Any = None
+        self._schedule = self.scheduler.schedule
+        self.scheduler.schedule = self._remember_step  # type: ignore[method-assign]
+        if isinstance(self.model, LoggedModel):
+            self.model.expected = self._expected_paths
+
+    def _remember_step(self) -> Any:
+        self.last_step = self._schedule()
+        return self.last_step
+
+    def _expected_paths(self) -> list[list[int]]:
+        step = self.last_step
+        owners = [entry.work.seq for entry in step.entries for _ in range(entry.num_rows)]
+        positions = step.plan.positions.tolist()
+        return [seq.ids(0, position + 1) for seq, position in zip(owners, positions, strict=True)]
+
+    # ---- verbs --------------------------------------------------------------------------------
+
+    def root(self, ids: Sequence[int]) -> Branch:
+        return Branch(self.runtime, self.engine.new_root(list(ids)))
+
+    def start(
+        self, branch: Branch, params: SamplingParams | None = None, **fields: Any
+    ) -> GenerationState:
+        """`branch.generate`, as the engine's own record."""
+        params = SamplingParams(**fields) if params is None else params
+        state = self.runtime.new_state(branch._seq, params, default_max_tokens=None)
+        self.engine.start_generation(state)
+        return state
+
+    def step(self) -> bool:
+        more = self.engine.step()
+        if isinstance(self.model, LoggedModel) and self.model.broken is not None:
+            raise self.model.broken
+        if self.engine.dead is not None:
+            raise self.engine.dead
+        if self.checks:
+            self.check()
+        return more
+
+    def run(self, limit: int = 5000) -> int:
+        """Step until nothing is left to do; how many steps that took."""
+        for count in range(limit):
+            if not self.step() and not self.engine.has_work:
+                return count
+        raise AssertionError(
+            f"no end after {limit} steps: {len(self.scheduler.running)} running, "
+            f"{len(self.scheduler.waiting)} waiting"
+        )
+
+    def solo(self, state: GenerationState) -> GenerationState:
+        """The same generate alone in a large, fresh engine."""
+        seq, start = state.seq, state.start
+        return solo(
+            tuple(seq.ids(0, start)),
+            seq.span.slice_sampled(0, start),
+            state.params,
+            state.seed,
+            state.epoch,
+            self.runtime.max_model_len,
+        )
+
+    # ---- laws ---------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        return metrics(self.engine)
+
+    def check(self) -> None:
+        """The laws of the house, recomputed from outside."""
+        self.engine.check_invariants()
+        pool = self.tree.pool
+        assert pool.num_free + pool.num_cached + pool.num_in_use == pool.num_blocks
+        if not isinstance(self.model, LoggedModel):
+            return
+        kv = self.model._kv
+        for node in self.tree.nodes():
+            for block, key in zip(node.blocks, node.keys):
+                assert tuple(kv[block].tolist()) == key, f"sealed block {block} has changed"
+        for seq in self.scheduler.sequences:
+            if seq.private_len:
+                tail = kv[seq.private[0]][: seq.private_len].tolist()
+                assert tail == seq.ids(seq.node.end, seq.num_computed), f"tail of {seq.id}"
+            if not self.engine._in_flight and seq.work is None:
+                assert len(seq.private) <= 1
+        self.check_counts()
+
+    def check_counts(self) -> None:
+        """Every computed row is a first computation or counted as computed again."""
+        counts = self.metrics
+        first = counts["prompt_tokens_computed"] + counts["generated_tokens_computed"]
+        assert first == len(self.model.computed)
+        assert counts["recomputed_tokens"] == self.model.num_rows - first
+
+    def check_empty(self) -> None:
+        """Nothing is live: the whole pool is free or cached."""
+        assert not self.scheduler.sequences
+        assert not self.scheduler.has_work
+        assert not self.tree.root.tips
+        pool = self.tree.pool
+        assert (pool.num_in_use, pool.num_free + pool.num_cached) == (0, pool.num_blocks)
+        assert all(node.num_live == 0 for node in self.tree.nodes())
+
+
+@lru_cache(maxsize=4096)
+def solo(
+    ids: tuple[int, ...],
+    sampled: bytes,
+    params: SamplingParams,
+    seed: int,
+    epoch: int,
+    max_model_len: int,
+) -> GenerationState:
+    """A generate from `ids` (of which `sampled` were sampled) in an engine of its own."""
+    rig = Rig(num_blocks=512, block_size=16, max_model_len=max_model_len, check=False)
+    branch = rig.root(ids)
+    branch._seq.span.sampled[:] = sampled
+    state = rig.runtime.new_state(branch._seq, params, default_max_tokens=None)
+    state.seed, state.epoch = seed, epoch
+    rig.engine.start_generation(state)
+    rig.run()
+    return state
+
+
+def from_scratch(
+    states: Sequence[GenerationState],
+    max_model_len: int,
+    prompts: Sequence[list[int]],
+    sampled: Sequence[list[bool]],
+) -> list[GenerationState]:
+    """The same generates from prompts of their own, sharing nothing, in a large, fresh engine."""
+    rig = Rig(
+        num_blocks=1024,
+        block_size=16,
+        max_model_len=max_model_len,
+        match_prompts=False,
+        check=False,
+    )
+    again = []
+    for state, prompt, flags in zip(states, prompts, sampled, strict=True):
+        branch = rig.root(prompt)
+        branch._seq.span.sampled[:] = bytes(flags)
+        copy = rig.runtime.new_state(branch._seq, state.params, default_max_tokens=None)
+        copy.seed, copy.epoch = state.seed, state.epoch
+        rig.engine.start_generation(copy)
+        again.append(copy)
+    rig.run()
+    return again
