@@ -125,7 +125,8 @@ class Detokenizer:
             before, after = self._decode(head), self._decode(tail)
             if before + after == text:
                 new = before[self._num_sent :]
-                self._window, self._num_complete, self._num_sent = tail, 0, 0
+                self._window, self._num_complete = tail, 0
+                self._num_sent = max(0, self._num_sent - len(before))
                 return new
         new = text[self._num_sent :]
         self._window, self._num_complete, self._num_sent = [], 0, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -73,20 +73,48 @@ class SampleOutput:
     top: dict[int, TopLogprobs] = field(default_factory=dict)
 
 
-def sample_batch(logits: torch.Tensor, batch: SamplingBatch, backend: Any = None) -> SampleOutput:
+class SampleKernel(Protocol):
+    """A backend's own sampling: `cotrt.kernels.cpu.sample.sample` has the contract."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        rows: npt.NDArray[np.int32],
+        temperature: npt.NDArray[np.float32],
+        top_k: npt.NDArray[np.int32],
+        top_p: npt.NDArray[np.float32],
+        min_p: npt.NDArray[np.float32],
+        key_low: npt.NDArray[np.uint32],
+        key_high: npt.NDArray[np.uint32],
+        *,
+        raw: torch.Tensor | None = None,
+        raw_rows: npt.NDArray[np.int32] | None = None,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.bool_]]: ...
+
+
+def kernel_for(backend_name: str) -> SampleKernel | None:
+    """The sampling kernel of a backend, or None where it draws by the reference."""
+    if backend_name != "cpu":
+        return None
+    from cotrt.kernels.cpu.sample import sample
+
+    return sample
+
+
+def sample_batch(
+    logits: torch.Tensor, batch: SamplingBatch, kernel: SampleKernel | None = None
+) -> SampleOutput:
     """Draws every row of the batch.
 
     Args:
         logits: float32 ``[R, V]``, never changed.
         batch: the draws.
-        backend: kept for backends with a sampling kernel of their own; none has one yet.
+        kernel: draws in place of the reference; processed logprobs are the reference's always.
     """
+    if kernel is not None and not batch.processed_logprobs:
+        return _sample_natively(logits, batch, kernel)
     num_draws = len(batch.sample_rows)
-    output = SampleOutput(
-        np.full(num_draws, -1, np.int32),
-        np.full(num_draws, np.nan, np.float32),
-        np.zeros(num_draws, np.bool_),
-    )
+    output = _no_output(num_draws)
     if not num_draws:
         return output
     raw = BlockedLogits(logits)
@@ -111,6 +139,52 @@ def sample_batch(logits: torch.Tensor, batch: SamplingBatch, backend: Any = None
             given = blocked if batch.processed_logprobs else BlockedLogits(source)
             _draw(blocked, given, own, index[possible], batch, output)
     return output
+
+
+def _sample_natively(
+    logits: torch.Tensor, batch: SamplingBatch, kernel: SampleKernel
+) -> SampleOutput:
+    num_draws = len(batch.sample_rows)
+    low, high = row_keys(batch.seeds, batch.epochs, batch.positions)
+
+    def draw(
+        matrix: torch.Tensor,
+        rows: npt.NDArray[np.int32],
+        raw: torch.Tensor,
+        chosen: npt.NDArray[np.bool_],
+    ) -> None:
+        output.token_ids[chosen], output.logprobs[chosen], output.bad[chosen] = kernel(
+            matrix, rows, batch.temperature[chosen], batch.top_k[chosen], batch.top_p[chosen],
+            batch.min_p[chosen], low[chosen], high[chosen], raw=raw, raw_rows=rows,
+        )  # fmt: skip
+
+    output = _no_output(num_draws)
+    processors = batch.processors or [None] * num_draws
+    changed = np.array([p is not None for p in processors], np.bool_)
+    if not changed.all():
+        draw(logits, batch.sample_rows[~changed], logits, ~changed)
+    if changed.any():
+        source = logits[torch.from_numpy(batch.sample_rows[changed].astype(np.int64))]
+        processed = _processed(source, [p for p in processors if p is not None])
+        draw(processed, np.arange(len(source), dtype=np.int32), source, changed)
+        # A row whose NaN is masked out is bad as well.
+        output.bad |= np.isnan(output.logprobs)
+        output.token_ids[output.bad] = -1
+    asked = ((batch.num_logprobs >= 0) & ~output.bad).nonzero()[0]
+    if len(asked):
+        at = torch.from_numpy(batch.sample_rows[asked].astype(np.int64))
+        ids = torch.from_numpy(output.token_ids[asked].astype(np.int64))
+        _, top = token_logprobs(logits, at, ids, batch.num_logprobs[asked])
+        output.top = {int(asked[i]): entry for i, entry in top.items()}
+    return output
+
+
+def _no_output(num_draws: int) -> SampleOutput:
+    return SampleOutput(
+        np.full(num_draws, -1, np.int32),
+        np.full(num_draws, np.nan, np.float32),
+        np.zeros(num_draws, np.bool_),
+    )
 
 
 def _processed(source: torch.Tensor, processors: list[LogitsProcessor]) -> torch.Tensor:

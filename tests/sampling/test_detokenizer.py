@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sampling_helpers import ByteTokenizer, WordTokenizer
 
@@ -62,6 +62,9 @@ def test_pieces_of_any_size_make_the_whole(size: int) -> None:
     assert not any("\ufffd" in piece for piece in pieces)
 
 
+@example([0] * 24 + [128], 25, False)
+@example([0xFF] * 60, 1, False)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 260), max_size=150), st.integers(1, 40), st.booleans())
 def test_any_bytes_at_all(ids: list[int], size: int, skip: bool) -> None:
     tokenizer = ByteTokenizer()

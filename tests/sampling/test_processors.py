@@ -124,6 +124,8 @@ def test_min_tokens_bans_what_ends_until_then() -> None:
     assert sorted(processor.banned()) == [2, 8]
     generated.append(5)
     assert processor.banned() == []
+    inherited = build(min_tokens=1).bind([], [5, 5, 5])
+    assert inherited.banned() == [2]
     ignoring = build(min_tokens=2, stop_token_ids=[8], ignore_eos=True).bind([], [])
     assert ignoring.banned() == [8]
 

@@ -140,7 +140,7 @@ class TestFrequencies:
 
     def test_chi_square_over_many_tokens(self) -> None:
         logits = random_logits(1, 200, 1.0, seed=5)
-        count = 40_000
+        count = 20_000
         for fields in ({}, {"temperature": 0.7, "top_p": 0.9}):
             counts = np.bincount(draw_many(logits, count, **fields), minlength=200)
             ids, scaled = kept_by_filters(

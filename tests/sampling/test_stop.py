@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotrt.sampling.stop import StopChecker
@@ -84,6 +84,7 @@ def test_text_after_the_match_is_dropped() -> None:
     assert checker.text == "a"
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=4),
     st.text("abc", max_size=30),
