@@ -6,13 +6,13 @@ import numpy as np
 
 from cotrt import LLM, Branches
 
-PROMPTS = ("3 + 4 =", "9 - 5 =", "2 * 6 =")
-ANSWERS = ("7", "4", "12")
+SHOTS = "1 + 2 = 3\n4 + 4 = 8\n2 + 5 = 7\n"
+SUMS = ((3, 3), (4, 2), (5, 4))
 GROUP = 8
 
 
-def reward(text: str, answer: str) -> float:
-    return float(text.split()[:1] == [answer])
+def reward(text: str, answer: int) -> float:
+    return float(text.strip() == str(answer))
 
 
 def rows(group: Branches) -> list[dict[str, np.ndarray]]:
@@ -31,19 +31,20 @@ def rows(group: Branches) -> list[dict[str, np.ndarray]]:
 
 def main() -> None:
     with LLM("smollm2-135m", seed=3) as llm:
-        groups = [llm.branch(prompt).fork(GROUP) for prompt in PROMPTS]
+        shots = llm.branch(SHOTS)
+        groups = [shots.fork(GROUP).extend(f"{a} + {b} =") for a, b in SUMS]
         everyone = Branches(branch for group in groups for branch in group)
-        outputs = everyone.generate(max_tokens=6, stop="\n", temperature=1.0).result()
+        outputs = everyone.generate(max_tokens=4, stop="\n", temperature=1.0).result()
 
-        for index, (group, answer) in enumerate(zip(groups, ANSWERS, strict=True)):
+        for index, (group, (a, b)) in enumerate(zip(groups, SUMS, strict=True)):
             texts = [output.text for output in outputs[index * GROUP : (index + 1) * GROUP]]
-            rewards = np.array([reward(text, answer) for text in texts])
+            rewards = np.array([reward(text, a + b) for text in texts])
             advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
             batch = rows(group)
             assert all(len(row["input_ids"]) == len(row["loss_mask"]) for row in batch)
             num_sampled = sum(int(row["loss_mask"].sum()) for row in batch)
             print(
-                f"{PROMPTS[index]:8} mean reward {rewards.mean():.2f}, "
+                f"{a} + {b}: mean reward {rewards.mean():.2f}, "
                 f"advantages {advantages.min():+.2f} to {advantages.max():+.2f}, "
                 f"{num_sampled} sampled tokens to learn from"
             )

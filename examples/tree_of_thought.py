@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
-from cotrt import LLM, Branch, Branches
+from cotrt import LLM, Branches
 
-QUESTION = "Anna has 3 boxes with 4 apples in each. She eats 2 apples. How many apples are left?"
-ASK = f"{QUESTION} Think step by step, one short sentence a line."
-JUDGE = "\nQuestion: is the reasoning above correct? Answer:"
+PROMPT = """\
+Problem: Ben has 2 bags with 5 marbles each. He loses 3 marbles. How many are left?
+Step: 2 bags of 5 marbles are 2 * 5 = 10 marbles.
+Step: 10 marbles less 3 marbles are 10 - 3 = 7 marbles.
+Answer: 7
+
+Problem: A shelf has 4 rows of 6 books. 5 books are sold. How many are left?
+Step: 4 rows of 6 books are 4 * 6 = 24 books.
+Step: 24 books less 5 books are 24 - 5 = 19 books.
+Answer: 19
+
+Problem: Mia has 3 bags with 4 marbles each. She loses 2 marbles. How many are left?
+"""
 FORKS, KEEP, DEPTH = 4, 2, 3
 
 
-def grow(frontier: Branches, start: int) -> Branches:
-    """Give every branch of the frontier FORKS next steps, and keep the KEEP best of all."""
+def grow(frontier: Branches) -> Branches:
+    """Give every branch FORKS next steps; all of them come back, the best first."""
     steps = Branches(child for branch in frontier for child in branch.fork(FORKS))
-    steps.generate(max_tokens=40, stop="\n", temperature=0.9).result()
-    scores = steps.score(" Yes", given=JUDGE).result()
-    ranked = sorted(zip(steps, scores, strict=True), key=lambda pair: -pair[1].mean)
-    for place, (branch, score) in enumerate(ranked):
-        text = branch.decode(start, len(branch), skip_special_tokens=True).strip()
-        print(
-            f"  {'keep ' if place < KEEP else 'prune'} {score.mean:7.3f}  {text.splitlines()[-1:]}"
-        )
-    return Branches(branch for branch, _ in ranked)
+    outputs = steps.generate(max_tokens=40, stop="\n", temperature=0.8).result()
+    scores = steps.score(" correct", given="This is").result()
+    order = sorted(range(len(steps)), key=lambda i: -scores[i].mean)
+    for place, i in enumerate(order):
+        print(f"  {'keep ' if place < KEEP else 'prune'} {scores[i].mean:7.3f}  {outputs[i].text}")
+    return Branches(steps[i] for i in order)
 
 
-def show_sharing(llm: LLM, branches: Branches) -> None:
-    """Print what the tree cost, with all the branches of the last level alive."""
-    kv = [branch.kv for branch in branches]
+def show_cost(llm: LLM, leaves: Branches) -> None:
+    """Print what the tree cost, with the branches of the last level alive."""
+    kv = [branch.kv for branch in leaves]
     block_bytes = kv[0].bytes / kv[0].blocks
-    rows = {
-        "tokens generated": llm.metrics["generated_tokens"],
-        "prompt tokens computed": llm.metrics["prompt_tokens_computed"],
-        "prompt tokens reused": llm.metrics["prompt_tokens_reused"],
-        "KV blocks shared, over all branches": sum(each.shared_blocks for each in kv),
-        "KV blocks private, over all branches": sum(each.private_blocks for each in kv),
-        "KV MiB with sharing": f"{llm.memory().in_use * block_bytes / 2**20:.1f}",
-        "KV MiB without": f"{sum(each.bytes for each in kv) / 2**20:.1f}",
-    }
-    for name, value in rows.items():
-        print(f"  {name:<38}{value:>10}")
+    print(f"  tokens generated        {llm.metrics['generated_tokens']:8}")
+    print(f"  prompt tokens computed  {llm.metrics['prompt_tokens_computed']:8}")
+    print(f"  prompt tokens reused    {llm.metrics['prompt_tokens_reused']:8}")
+    print(f"  blocks shared           {sum(each.shared_blocks for each in kv):8}")
+    print(f"  blocks private          {sum(each.private_blocks for each in kv):8}")
+    print(f"  KV MiB with sharing     {llm.memory().in_use * block_bytes / 2**20:8.1f}")
+    print(f"  KV MiB without          {sum(each.bytes for each in kv) / 2**20:8.1f}")
 
 
-def main() -> None:
-    with LLM("smollm2-135m") as llm:
-        root: Branch = llm.branch([{"role": "user", "content": ASK}])
-        print(QUESTION)
-        frontier = Branches([root])
-        for depth in range(DEPTH):
-            print(f"\nstep {depth + 1}")
-            steps = grow(frontier, len(root))
-            if depth == DEPTH - 1:
-                print(f"\nthe winner\n{steps[0].decode(len(root), len(steps[0]))}\n\nthe cost")
-                show_sharing(llm, steps)
-            frontier = steps[:KEEP]
-            steps[KEEP:].prune()
-
-
-if __name__ == "__main__":
-    main()
+with LLM("smollm2-135m") as llm:
+    root = llm.branch(PROMPT)
+    print(PROMPT.splitlines()[-1])
+    frontier = Branches([root])
+    for depth in range(1, DEPTH + 1):
+        print(f"\nstep {depth}")
+        leaves = grow(frontier)
+        frontier = leaves[:KEEP]
+        if depth < DEPTH:
+            leaves[KEEP:].prune()
+    print(f"\nthe winner\n{leaves[0].decode(len(root), len(leaves[0]))}\nthe cost")
+    show_cost(llm, leaves)
