@@ -31,8 +31,8 @@ def _attend_item(
     entries_ptr, slot_rows_ptr, slot_partials_ptr, positions_ptr,
     qk_scale, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     stride_block, stride_head, stride_token,
-    G: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BS: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    G: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BS: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One item and KV head: TILE // BLOCK_G rows, their G query heads stacked."""
     entry = tl.load(item_ptr + _ENTRY)
@@ -126,8 +126,9 @@ def attend_kernel(
     stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     stride_block, stride_head, stride_token,
     FIELDS: tl.constexpr,
-    G: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BS: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    G: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Persistent over (item, KV head): dealt back and forth, so that long ones spread evenly."""
     num_works = tl.load(counts_ptr) * num_kv_heads

@@ -81,7 +81,9 @@ def choose_variant(
 
 def largest_tile(head_dim: int, dtype: torch.dtype) -> int:
     """The largest high tile whose registers do not spill."""
-    return 128 if next_power_of_2(head_dim) * dtype.itemsize <= 256 else 64
+    if dtype == torch.float32:
+        return 16
+    return 128 if head_dim <= 128 else 64
 
 
 def programs_per_processor(variant: Variant) -> int:

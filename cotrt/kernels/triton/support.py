@@ -25,7 +25,8 @@ def refusal(device: str, dtype: torch.dtype, head_dim: int, block_size: int) -> 
         head_dim: elements a head.
         block_size: tokens a block.
     """
-    if importlib.util.find_spec("triton") is None:
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:  # a folder of that name is not the package
         return "the package triton is not installed (pip install triton)"
     if not in_interpreter():
         if not device.startswith("cuda"):

@@ -118,9 +118,7 @@ def norm_rotary_write_kernel(
             tl.store(v_cache_ptr + to + half, v.to(dtype), mask=mask)
 
 
-def write_kv(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-) -> None:
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Writes row ``t`` of ``k`` and ``v`` to slot ``slot_mapping[t]``; -1 skips the row.
 
     Args:
