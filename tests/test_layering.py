@@ -16,7 +16,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     (
         *("llm", "branch", "handle", "chat", "outputs", "testing"),
-        *("choose", "runtime", "stats", "submission"),
+        *("beam_search", "choose", "runtime", "score", "stats", "submission"),
     ),
     ("search",),
     ("viewer", "server", "client", "cli", "bench", "__main__"),
