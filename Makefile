@@ -12,6 +12,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
+NATIVE := $(wildcard CMakeLists.txt cotrt/kernels/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -27,7 +28,7 @@ endif
 
 setup: $(READY)
 
-$(READY): pyproject.toml Makefile
+$(READY): pyproject.toml Makefile $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit("cotrt needs Python 3.10 or newer; try: make PYTHON=python3.12" if sys.version_info < (3, 10) else 0)'
 	@rm -f $(READY)
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
