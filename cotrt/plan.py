@@ -74,7 +74,8 @@ class StepPlan:
         positions: ``[T]`` absolute positions.
         slot_mapping: ``[T]`` ``block_id * block_size + offset`` where the row's K and V go; -1
             where they are there already (the row is computed for its logits alone).
-        copies: ``[(source block, destination block)]``, done before anything is written.
+        copies: ``[(source block, destination block)]``, done before the rows are written, as if
+            all sources were read first.
         attention: the attention work list over the same T rows.
         logits_rows: ``[R]`` indices of rows that go through the head.
         sample_rows: ``[S]`` index into ``logits_rows`` of each draw.

@@ -86,9 +86,9 @@ class ScriptedModel:
         self._kv = np.full((num_blocks, block_size), -1, np.int32)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, in order."""
-        for source, destination in pairs:
-            self._kv[destination] = self._kv[source]
+        """Copy whole blocks; all sources are read before anything is written."""
+        sources, destinations = map(list, zip(*pairs))
+        self._kv[destinations] = self._kv[sources]
 
     def run(self, step: StepPlan) -> torch.Tensor:
         """Write the step's token ids, read each logits row's path back, ask `next_probs`."""
@@ -96,7 +96,7 @@ class ScriptedModel:
 
         write = step.slot_mapping >= 0
         self._kv.reshape(-1)[step.slot_mapping[write]] = step.input_ids[write]
-        logits = torch.full((len(step.logits_rows), self.vocab_size), -math.inf)
+        logits = np.full((len(step.logits_rows), self.vocab_size), -np.inf, np.float32)
         groups = _groups_of_rows(step.attention)
         for index, row in enumerate(step.logits_rows.tolist()):
             path = self._read(step.attention, groups.get(row, ()), row)
@@ -106,7 +106,7 @@ class ScriptedModel:
             for token, probability in self.next_probs(path).items():
                 if probability > 0:
                     logits[index, token] = math.log(probability)
-        return logits
+        return torch.from_numpy(logits)
 
     def _read(self, plan: AttentionPlan, groups: Sequence[int], row: int) -> list[int]:
         """Tokens at positions 0 to the row's own, each read through exactly one group."""

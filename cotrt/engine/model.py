@@ -32,7 +32,7 @@ class StepModel(Protocol):
         """Make room for `num_blocks` blocks; called once."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, ``(source, destination)`` in this order, in every layer."""
+        """Copy whole blocks, ``(source, destination)``, in every layer; sources are read first."""
 
     def run(self, step: StepPlan) -> torch.Tensor:
         """Compute the rows of `step` and write their KV.

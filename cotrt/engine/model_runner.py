@@ -88,14 +88,15 @@ class ModelRunner:
             num_top: how many of the likeliest tokens each scored logit reports; -1 for none and
                 no rank.
         """
-        from cotrt.sampling.sampler import sample_batch
+        from cotrt.sampling.sampler import kernel_for, sample_batch
 
         plan = step.plan
         if plan.copies:
             self._model.copy_blocks(plan.copies)
         logits = self._model.run(plan)
         scored = _score(logits, plan.scored_rows, plan.scored_tokens, num_top)
-        drawn = None if batch is None else sample_batch(logits, batch)
+        kernel = kernel_for(self._model.backend_name)
+        drawn = None if batch is None else sample_batch(logits, batch, kernel)
         ranked: list[Ranking] = []
         if self._ranked:
             states = [step.draws[i].data for i in self._ranked]
@@ -114,25 +115,15 @@ def _score(
         return []
     import torch
 
-    from cotrt.sampling.logprobs import TopLogprobs
+    from cotrt.sampling.sampler import token_logprobs
 
-    results: list[TokenScores | None] = []
-    for begin in range(0, len(rows), 64):  # a slice at a time: rows are vocab_size wide
-        part = slice(begin, begin + 64)
-        log_probs = torch.log_softmax(logits[torch.from_numpy(rows[part]).long()], dim=-1)
-        ids = torch.from_numpy(tokens[part]).long().to(log_probs.device)
-        chosen = log_probs.gather(1, ids[:, None])
-        finite = torch.isfinite(log_probs.amax(dim=-1)).tolist()
-        wanted = num_top[part]
-        ranks = ((log_probs > chosen).sum(dim=-1) + 1).tolist()
-        best = log_probs.topk(min(max(*wanted, 1), log_probs.shape[1]), dim=-1)
-        best_ids, best_values = best.indices.cpu().numpy(), best.values.cpu().numpy()
-        for i, value in enumerate(chosen[:, 0].tolist()):
-            if not finite[i]:
-                results.append(None)
-            elif wanted[i] < 0:
-                results.append(TokenScores(value))
-            else:
-                top = TopLogprobs(best_ids[i, : wanted[i]], best_values[i, : wanted[i]], ranks[i])
-                results.append(TokenScores(value, top))
-    return results
+    values, tops = token_logprobs(
+        logits,
+        torch.from_numpy(rows.astype(np.int64)).to(logits.device),
+        torch.from_numpy(tokens.astype(np.int64)).to(logits.device),
+        np.array(num_top, np.int32),
+    )
+    return [
+        None if np.isnan(value) else TokenScores(value, tops.get(i))
+        for i, value in enumerate(values.tolist())
+    ]

@@ -197,10 +197,9 @@ class Scheduler:
             seq = work.seq
             if seq.num_computed > work.match_limit:
                 self.tree.truncate_tip(seq, work.match_limit)
-            entry = None
-            if self._match_prompts or seq.parent is not None:
+            if self._match_prompts or leader is not None:
                 self.tree.advance(seq, work.match_limit)
-                entry = self._find_leader(builder, work)
+            entry = self._find_leader(builder, work)
             if entry is not None:
                 self._count_reused(work, max(work.wait_until, seq.num_computed))
                 if builder.take_logits(work, entry):
@@ -271,6 +270,8 @@ class Scheduler:
         mine: list[int] | None = None
         for entry in builder.by_node.get(seq.node, ())[:_MAX_LEADERS_ASKED]:
             other = entry.work.seq
+            if not self._match_prompts and other.order[0] != seq.order[0]:
+                continue  # of another root
             # Past a logits row that is wanted and not brought, its KV is of no use.
             limit = target if wanted >= entry.start else work.match_limit
             stop = min(limit, entry.work.target)

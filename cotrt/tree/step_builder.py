@@ -29,7 +29,7 @@ class StepBuilder:
         self.by_node: dict[Node, list[Entry]] = {}  # by the node in which their sequences end
         self.joined: list[Work] = []
         self._num_rows = 0
-        self._copies: list[tuple[int, int]] = []
+        self._copies: dict[int, int] = {}  # destination -> source
         self._logits_rows: dict[int, int] = {}  # row -> index among the logits rows
         self._draws: list[tuple[Work, int]] = []
         self._scored: list[tuple[Work, int, int]] = []
@@ -60,7 +60,10 @@ class StepBuilder:
         if num_new:
             copy = self._tree.reserve(seq, num_new)
             if copy is not None:
-                self._copies.append(copy)
+                source, destination = copy
+                # All sources are read before anything is written, so a copy of a copy that is
+                # made in this very step reads the first one's source.
+                self._copies[destination] = self._copies.get(source, source)
         entry = Entry(work, start, rows, self._num_rows, num_new)
         self.entries.append(entry)
         self.by_work[work] = entry
@@ -128,7 +131,7 @@ class StepBuilder:
             input_ids=input_ids,
             positions=positions.astype(np.int32),
             slot_mapping=slots,
-            copies=tuple(self._copies),
+            copies=tuple((source, target) for target, source in self._copies.items()),
             attention=planner.plan(leaves),
             logits_rows=logits_rows,
             sample_rows=sample_rows,
