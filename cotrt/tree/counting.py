@@ -65,15 +65,14 @@ def _node_hash(node: Node) -> int:
 class SeenTokens:
     """The path hashes of tokens computed so far: exact for the last `capacity` at least.
 
-    Two open-addressing tables, the younger filled until it holds `capacity` hashes and then made
-    the older; at most ``4 * capacity * 8`` bytes, touched as they fill.
+    Two open-addressing tables, at most half full. The younger grows until it holds `capacity`
+    hashes, and is then made the older; at most ``4 * capacity * 8`` bytes in all.
     """
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         assert capacity & (capacity - 1) == 0
         self._capacity = capacity
-        self._mask = np.uint64(2 * capacity - 1)
-        self._young: UInt64 = np.zeros(2 * capacity, dtype=np.uint64)
+        self._young = _empty(min(capacity, 1 << 11))
         self._old: UInt64 | None = None
         self._count = 0
 
@@ -83,37 +82,58 @@ class SeenTokens:
         Returns:
             ``[n]`` True where a hash was not known and is the first of its kind in the call.
         """
+        new = np.zeros(len(hashes), dtype=np.bool_)
+        for begin in range(0, len(hashes), self._capacity):
+            part = slice(begin, begin + self._capacity)
+            new[part] = self._add(hashes[part])
+        return new
+
+    def _add(self, hashes: UInt64) -> npt.NDArray[np.bool_]:
         hashes = np.where(hashes == 0, np.uint64(1), hashes)  # 0 marks an empty slot
         unique, first = np.unique(hashes, return_index=True)
-        known = self._find(self._young, unique)
+        known = _find(self._young, unique)
         if self._old is not None:
-            known |= self._find(self._old, unique)
+            known |= _find(self._old, unique)
         new = np.zeros(len(hashes), dtype=np.bool_)
         new[first[~known]] = True
         fresh = unique[~known]
         if self._count + len(fresh) > self._capacity:
-            self._old, self._young = self._young, np.zeros_like(self._young)
-            self._count = 0
-        self._insert(fresh)
+            self._old, self._young, self._count = self._young, _empty(self._capacity), 0
+        elif 2 * (self._count + len(fresh)) > len(self._young):
+            kept = self._young[self._young != 0]
+            wanted = 1 << (2 * (len(kept) + len(fresh))).bit_length()
+            self._young = _empty(min(wanted, self._capacity))
+            _insert(self._young, kept)
+        _insert(self._young, fresh)
+        self._count += len(fresh)
         return new
 
-    def _find(self, table: UInt64, hashes: UInt64) -> npt.NDArray[np.bool_]:
-        found = np.zeros(len(hashes), dtype=np.bool_)
-        where = np.arange(len(hashes))
-        slots = hashes & self._mask
-        while len(where):
-            there = table[slots]
-            hit = there == hashes[where]
-            found[where[hit]] = True
-            go_on = ~hit & (there != 0)
-            where, slots = where[go_on], (slots[go_on] + np.uint64(1)) & self._mask
-        return found
 
-    def _insert(self, hashes: UInt64) -> None:
-        self._count += len(hashes)
-        slots = hashes & self._mask
-        while len(hashes):
-            empty = self._young[slots] == 0
-            self._young[slots[empty]] = hashes[empty]  # of two for one slot, the last one stays
-            lost = self._young[slots] != hashes
-            hashes, slots = hashes[lost], (slots[lost] + np.uint64(1)) & self._mask
+def _empty(capacity: int) -> UInt64:
+    return np.zeros(2 * capacity, dtype=np.uint64)
+
+
+def _find(table: UInt64, hashes: UInt64) -> npt.NDArray[np.bool_]:
+    """``[n]`` whether each of `hashes` ``[n]`` is in `table`."""
+    found = np.zeros(len(hashes), dtype=np.bool_)
+    where = np.arange(len(hashes))
+    mask = np.uint64(len(table) - 1)
+    slots = hashes & mask
+    while len(where):
+        there = table[slots]
+        hit = there == hashes[where]
+        found[where[hit]] = True
+        go_on = ~hit & (there != 0)
+        where, slots = where[go_on], (slots[go_on] + np.uint64(1)) & mask
+    return found
+
+
+def _insert(table: UInt64, hashes: UInt64) -> None:
+    """Put different `hashes`, none of which is there, into `table`."""
+    mask = np.uint64(len(table) - 1)
+    slots = hashes & mask
+    while len(hashes):
+        empty = table[slots] == 0
+        table[slots[empty]] = hashes[empty]  # of two for one slot, the last one stays
+        lost = table[slots] != hashes
+        hashes, slots = hashes[lost], (slots[lost] + np.uint64(1)) & mask

@@ -10,6 +10,7 @@ from cotrt.tree.block_pool import BlockPool
 from cotrt.tree.sequence import Sequence
 
 Key = tuple[int, ...]
+Evictable = tuple[int, int, int, "Node"]  # kind, last_used, a tie-break; the node
 
 # The tails of this many sequences, newest first, are looked at for a partial match at one node.
 _MAX_TAILS_COMPARED = 512
@@ -75,7 +76,7 @@ class KVTree:
         self.version = 0  # grows when a tail becomes shared or a block is exchanged
         self.num_copies_on_write = 0
         self.num_evicted = 0
-        self._evictable: list[tuple[int, int, int, Node]] = []
+        self._evictable: list[Evictable] = []
         self._tiebreak = itertools.count()
 
     # ---- tips ---------------------------------------------------------------------------------
@@ -357,20 +358,18 @@ class KVTree:
     def _push_evictable(self, node: Node) -> None:
         entry = (0 if node.pruned else 1, node.last_used, next(self._tiebreak), node)
         heapq.heappush(self._evictable, entry)
+        if len(self._evictable) > 2 * self.pool.num_blocks + 64:
+            # Entries go stale when their node comes into use again; no node has two that hold.
+            self._evictable = [entry for entry in self._evictable if _holds_true(entry)]
+            heapq.heapify(self._evictable)
 
     def _evict_block(self) -> None:
         """Give up the last block of the coldest cached leaf, pruned ones first."""
         while True:
-            kind, last_used, _, node = self._evictable[0]
-            if (
-                node.num_live
-                or node.children
-                or not node.blocks
-                or node.last_used != last_used
-                or kind != (0 if node.pruned else 1)
-            ):
+            if not _holds_true(self._evictable[0]):
                 heapq.heappop(self._evictable)
                 continue
+            node = self._evictable[0][-1]
             block = node.blocks.pop()
             key = node.keys.pop()
             node.end -= self.block_size
@@ -455,6 +454,18 @@ class KVTree:
                 sealed.add(block)
                 holders[block] += 1 if node.num_live else 0
         self.pool.check_invariants(holders, sealed)
+
+
+def _holds_true(entry: Evictable) -> bool:
+    """The node is a cached leaf, and of the kind and age that it had when it was entered."""
+    kind, last_used, _, node = entry
+    return (
+        not node.num_live
+        and not node.children
+        and bool(node.blocks)
+        and node.last_used == last_used
+        and kind == (0 if node.pruned else 1)
+    )
 
 
 def common_prefix(a: SequenceABC[int], b: SequenceABC[int]) -> int:
