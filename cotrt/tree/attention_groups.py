@@ -55,8 +55,14 @@ def plain_choice(forest: Forest) -> Choice:
     return Choice(merged, np.zeros(len(merged), np.bool_), forest.leaf >= 0)
 
 
-def choose_groups(forest: Forest, costs: PlanCosts) -> Choice:
-    """The choice of least cost; the plain one where that does not pay for there being a merge."""
+def choose_groups(forest: Forest, costs: PlanCosts, *, merges_anyway: bool = False) -> Choice:
+    """The choice of least cost; the plain one where that does not pay for there being a merge.
+
+    Args:
+        forest: what is scheduled.
+        costs: the backend's constants.
+        merges_anyway: the plain plan has a merge too, as it is split along KV.
+    """
     num_levels = len(forest.level_offsets) - 1
     plain = plain_choice(forest)
     if num_levels == 1:
@@ -66,7 +72,9 @@ def choose_groups(forest: Forest, costs: PlanCosts) -> Choice:
     path_len = (forest.start + forest.length)[own]
     plain_cost = int(path_len.sum()) * costs.kv_bytes_per_token
     plain_cost += int(own.sum()) * costs.group_overhead_bytes
-    if shared_cost + costs.merge_overhead_bytes >= plain_cost:
+    if not merges_anyway:
+        shared_cost += costs.merge_overhead_bytes
+    if shared_cost >= plain_cost:
         return plain
 
     merged = np.zeros(len(own), np.int64)

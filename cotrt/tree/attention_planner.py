@@ -82,7 +82,9 @@ class AttentionPlanner:
         if not leaves:
             return _empty_plan(self._block_size)
         forest = build_forest(leaves, self._block_size)
-        choice = choose_groups(forest, self._costs)
+        own = forest.leaf >= 0
+        pieces, _ = self._pieces((forest.start + forest.length)[own], forest.num_rows[own])
+        choice = choose_groups(forest, self._costs, merges_anyway=bool(pieces.max() > 1))
         can_advance = len(forest.positions) == len(leaves)
         runs = self._lay_out(leaves, forest, choice, self._spare_blocks if can_advance else 0)
         plan, last_group = self._split(runs, forest.positions)

@@ -189,6 +189,9 @@ def test_little_sharing_gives_way_to_the_plain_plan():
     assert AttentionPlanner(16, COSTS).plan(wide.leaves).num_groups == 65
     dear = dataclasses.replace(COSTS, merge_overhead_bytes=10**9)
     assert AttentionPlanner(16, dear).plan(wide.leaves).num_groups == 64
+    # A plain plan that is split along KV merges anyway.
+    split = dataclasses.replace(dear, max_group_tokens=256)
+    assert AttentionPlanner(16, split).plan(wide.leaves).num_groups == 65
 
 
 def test_long_runs_are_split_at_whole_blocks():
