@@ -228,12 +228,16 @@ class KVTree:
         tail = seq.private[0]
         return self.pool.holders[tail] > 1 or bool(self.pool.sealed[tail])
 
-    def drop_shared_tail(self, seq: Sequence) -> bool:
-        """Give up a tail that would have to be copied before it is written, if there is one.
+    def drop_view(self, seq: Sequence) -> bool:
+        """Give up a tail that is a view of a sealed block which nobody else holds, if it is one.
 
-        For a sequence that has the pool to itself: its tokens fit, the copy beside them may not.
+        Before it is written the view would be copied; without it the sealed block can be evicted,
+        and the copy's block takes the few tokens computed again.
         """
-        if not self._tail_is_shared(seq):
+        if not seq.private_len:
+            return False
+        tail = seq.private[0]
+        if not self.pool.sealed[tail] or self.pool.holders[tail] > 1:
             return False
         self.truncate_tip(seq, seq.node.end)
         return True

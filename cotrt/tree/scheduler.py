@@ -159,6 +159,8 @@ class Scheduler:
         def fits() -> bool:
             return self.tree.can_allocate(builder.blocks_for(work, rows))
 
+        if not fits() and self.tree.drop_view(work.seq):
+            rows = builder.rows_for(work)
         while not fits() and not reclaim_idle(self.tree, self.sequences, fits):
             victim = choose_victim(self.tree, self.running, work)
             if victim is not None:
@@ -166,7 +168,7 @@ class Scheduler:
             elif len(self.running) > 1 or builder.entries:
                 self._preempt(work)
                 return
-            elif not self.tree.drop_shared_tail(work.seq):
+            elif not self.tree.drop_view(work.seq):
                 self._exhausted.append(work)
                 return
             else:
@@ -236,6 +238,8 @@ class Scheduler:
             needed = builder.blocks_for(work, rows) + len(self.running)
             return self.tree.can_allocate(needed)
 
+        if not fits() and self.tree.drop_view(work.seq):
+            rows = builder.rows_for(work)
         if fits():
             return rows
         idle = [seq for seq in self.sequences if seq is not work.seq]
@@ -243,7 +247,7 @@ class Scheduler:
             return rows
         if others or self.running:
             return 0
-        if self.tree.drop_shared_tail(work.seq):
+        if self.tree.drop_view(work.seq):  # it became one just now
             rows = builder.rows_for(work)
             if fits():
                 return rows
