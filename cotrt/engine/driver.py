@@ -66,12 +66,13 @@ class Driver:
         self._ask_to_stop()
         self._join(time.monotonic() + _PATIENCE + _LAST_PATIENCE)
 
-    def _ask_to_stop(self) -> None:
+    def _ask_to_stop(self, *, at_exit: bool = False) -> None:
         if self.forked:
             return
         with self.engine.lock:
             if self.engine.dead is None:
-                self.engine.stop("the LLM was closed")
+                why = "the program is ending" if at_exit else "the LLM was closed"
+                self.engine.stop(why, silently=at_exit)
         self._bell.stop()
 
     def _join(self, deadline: float) -> bool:
@@ -131,7 +132,7 @@ def _run(engine: Engine, bell: _Bell) -> None:
 def _stop_all() -> None:
     drivers = [driver for driver in _drivers if not driver.forked]
     for driver in drivers:
-        driver._ask_to_stop()
+        driver._ask_to_stop(at_exit=True)
     deadline = time.monotonic() + _PATIENCE
     late = [driver for driver in drivers if not driver._join(deadline)]
     for driver in late:

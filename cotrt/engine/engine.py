@@ -604,8 +604,13 @@ class Engine:
         """A law was broken or a bug was met: every waiter gets EngineDeadError at once."""
         self.stop(f"the engine stopped: {type(error).__name__}: {error}", error)
 
-    def stop(self, why: str, cause: BaseException | None = None) -> None:
-        """End all works with EngineDeadError; the engine does nothing from now on."""
+    def stop(self, why: str, cause: BaseException | None = None, *, silently: bool = False) -> None:
+        """End all works with EngineDeadError; the engine does nothing from now on.
+
+        Args:
+            silently: let those who wait sleep on: at the program's end they are daemon threads,
+                and would only print tracebacks.
+        """
         dead = EngineDeadError(why)
         dead.__cause__ = cause
         self.dead = dead
@@ -620,6 +625,8 @@ class Engine:
         for _, promise in self._between:
             promise.fail(dead)
             self._woken.append(promise)
+        if silently:
+            self._woken.clear()
         self._flush_woken()
 
     def _answer_between(self) -> None:

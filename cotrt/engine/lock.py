@@ -6,9 +6,13 @@ import threading
 import time
 from types import TracebackType
 
+from cotrt.engine.interrupts import shield
+
 
 class EngineLock:
     """A reentrant lock. The engine thread, which takes it twice a step, steps back for others.
+
+    While the main thread holds it, a Ctrl-C waits (see interrupts.py).
 
     Python's locks are not fair: a thread that releases one and takes it again some microseconds
     later would keep out a waiting thread for many steps.
@@ -20,6 +24,7 @@ class EngineLock:
         self._count = threading.Lock()
 
     def __enter__(self) -> EngineLock:
+        shield.hold()
         if not self._lock.acquire(blocking=False):
             self._add_waiting(1)
             try:
@@ -35,6 +40,7 @@ class EngineLock:
         trace: TracebackType | None,
     ) -> None:
         self._lock.release()
+        shield.release()
 
     def _add_waiting(self, change: int) -> None:
         with self._count:
