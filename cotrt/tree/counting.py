@@ -65,14 +65,15 @@ def _node_hash(node: Node) -> int:
 class SeenTokens:
     """The path hashes of tokens computed so far: exact for the last `capacity` at least.
 
-    Two open-addressing tables, at most half full. The younger grows until it holds `capacity`
-    hashes, and is then made the older; at most ``4 * capacity * 8`` bytes in all.
+    Two open-addressing tables, at most half full. The younger begins small; once it holds
+    `capacity` hashes it is made the older. At most ``4 * capacity * 8`` bytes in all, touched as
+    they fill.
     """
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         assert capacity & (capacity - 1) == 0
         self._capacity = capacity
-        self._young = _empty(min(capacity, 1 << 11))
+        self._young = _empty(min(capacity, 1 << 12))
         self._old: UInt64 | None = None
         self._count = 0
 
@@ -101,8 +102,7 @@ class SeenTokens:
             self._old, self._young, self._count = self._young, _empty(self._capacity), 0
         elif 2 * (self._count + len(fresh)) > len(self._young):
             kept = self._young[self._young != 0]
-            wanted = 1 << (2 * (len(kept) + len(fresh))).bit_length()
-            self._young = _empty(min(wanted, self._capacity))
+            self._young = _empty(self._capacity)  # at once: no step waits for a large move
             _insert(self._young, kept)
         _insert(self._young, fresh)
         self._count += len(fresh)

@@ -1,0 +1,1 @@
+"""Benchmarks, each a subcommand of ``python -m cotrt.bench``."""

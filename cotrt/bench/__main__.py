@@ -1,0 +1,42 @@
+"""``python -m cotrt.bench NAME``: one benchmark a module, each with its own options."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+# name -> (module of this package, what it measures)
+BENCHMARKS = {
+    "tree": ("tree", "fork, prune, append, and a step's own cost, without a model"),
+    "cpu": ("cpu", "the workloads on the CPU, beside peers where they are installed"),
+    "step": ("breakdown", "where a decode step's time goes, beside the memory limit"),
+    "gpu": ("gpu", "the workloads and kernels on a GPU"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark that the first argument names.
+
+    Returns:
+        Its exit code; 2 for an unknown name.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    built = {
+        name: entry
+        for name, entry in BENCHMARKS.items()
+        if importlib.util.find_spec(f"cotrt.bench.{entry[0]}") is not None
+    }
+    if arguments and arguments[0] in built:
+        module = importlib.import_module(f"cotrt.bench.{built[arguments[0]][0]}")
+        return int(module.main(arguments[1:]))
+    asked = bool(arguments) and arguments[0] in ("-h", "--help")
+    lines = ["usage: python -m cotrt.bench NAME [options]   (NAME --help lists them)", ""]
+    lines += [f"  {name:<6} {what}" for name, (_, what) in built.items()]
+    print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
