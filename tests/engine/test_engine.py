@@ -231,7 +231,9 @@ def test_a_broken_law_ends_the_engine_and_every_waiter_hears_of_it() -> None:
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     rig = Rig(num_blocks=4, block_size=8)
-    with pytest.raises(KVCacheExhaustedError, match=r"33 tokens need 5 KV blocks.*whole pool has 4"):
+    with pytest.raises(
+        KVCacheExhaustedError, match=r"33 tokens need 5 KV blocks.*whole pool has 4"
+    ):
         rig.runtime.check_length(33)
     branch = rig.root(PROMPT)
     with pytest.raises(KVCacheExhaustedError):
