@@ -192,7 +192,7 @@ def as_prompts(prompts: Any) -> list[Any]:
         return [prompts]
     if hasattr(prompts, "tolist"):
         prompts = prompts.tolist()
-    if not hasattr(prompts, "__iter__"):
+    if isinstance(prompts, bytes) or not hasattr(prompts, "__iter__"):
         raise InvalidRequestError(
             f"prompts must be a str, token ids, a dict, a Branch or a list of those, not "
             f"{type(prompts).__name__}"

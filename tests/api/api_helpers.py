@@ -89,6 +89,16 @@ def slowly(
     return wait
 
 
+class Nan(float):
+    """A probability whose logarithm is NaN: it says that it is above 0."""
+
+    def __new__(cls) -> Nan:
+        return float.__new__(cls, float("nan"))
+
+    def __gt__(self, other: object) -> bool:
+        return True
+
+
 def is_idle(llm: LLM) -> bool:
     """Nothing runs, and no live branch or work holds a block."""
     memory, metrics = llm.memory(), llm.metrics

@@ -8,7 +8,7 @@ import pickle
 import threading
 
 import pytest
-from api_helpers import Gate, counting, eventually, is_idle, letters, scripted
+from api_helpers import Gate, Nan, counting, eventually, is_idle, letters, scripted
 
 from cotrt import (
     BranchBusyError,
@@ -209,9 +209,9 @@ def test_generations_are_a_sequence_and_one_handle():
 
 def test_one_failed_generation_raises_after_the_rest_with_their_outputs():
     def probs(ids):
-        return {98: float("nan")} if ids[0] == ord("!") and len(ids) > 3 else letters(ids)
+        return {98: Nan()} if ids[0] == ord("!") and len(ids) > 3 else letters(ids)
 
-    with scripted(_nan_after(probs)) as llm:
+    with scripted(probs) as llm:
         good, bad = llm.branch("ab"), llm.branch("!b")
         from cotrt import Branches
 
@@ -224,26 +224,6 @@ def test_one_failed_generation_raises_after_the_rest_with_their_outputs():
         assert handle[0].result() == first
         bad.truncate(2)
         assert bad.text == "!b"
-
-
-def _nan_after(probs):
-    def call(ids):
-        weights = probs(ids)
-        if any(value != value for value in weights.values()):
-            return {98: _Nan()}
-        return weights
-
-    return call
-
-
-class _Nan(float):
-    """Above 0, so that ScriptedModel takes its logarithm, which is NaN."""
-
-    def __new__(cls):
-        return float.__new__(cls, float("nan"))
-
-    def __gt__(self, other):
-        return True
 
 
 def test_a_failing_model_ends_what_was_in_its_step_and_nothing_else():
