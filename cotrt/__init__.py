@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from cotrt.params import BeamSearchParams, SamplingParams, StructuredOutputs
     from cotrt.sampling.logprobs import Logprob
+    from cotrt.search.run import run
 
 __version__ = "0.1.0"
 
@@ -85,6 +86,7 @@ __all__ = [
     "Score",
     "StructuredOutputs",
     "__version__",
+    "run",
 ]
 
 # Where each public name lives. The imports above say the same to type checkers.
@@ -119,11 +121,12 @@ _HOMES = {
     ),
     "cotrt.params": ("BeamSearchParams", "SamplingParams", "StructuredOutputs"),
     "cotrt.sampling.logprobs": ("Logprob",),
+    "cotrt.search.run": ("run",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 # Subpackages that are reached as attributes, so that `import cotrt` is enough.
-_SUBMODULES = frozenset({"testing"})
+_SUBMODULES = frozenset({"search", "testing"})
 
 logging.getLogger("cotrt").addHandler(logging.NullHandler())
 
