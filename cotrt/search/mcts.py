@@ -50,24 +50,29 @@ class _Tree:
         self.children[child.id] = []
         self.children[parent.id].append(child)
 
-    def select(self, reserved: dict[int, int]) -> Node:
+    def select(self, pending: set[int]) -> Node:
         """The node from which the next rollout starts, with a virtual loss on its path.
 
         Args:
-            reserved: children that this wave will grow, by parent.
+            pending: new children that have not grown yet; the walk ends at one of them.
         """
         node = self.root
         self.stats[node.id].virtual += 1
-        while self.children[node.id] and not self.can_expand(node, reserved):
+        while self.children[node.id] and not self.can_expand(node, pending):
             parent = self.stats[node.id]
             spread = math.log(parent.visits + parent.virtual)
             node = max(self.children[node.id], key=lambda child: self._uct(child, spread))
             self.stats[node.id].virtual += 1
         return node
 
-    def can_expand(self, node: Node, reserved: dict[int, int]) -> bool:
-        taken = len(self.children[node.id]) + reserved.get(node.id, 0)
-        return node.state == "kept" and node.depth < self._depth and taken < self._branching
+    def can_expand(self, node: Node, pending: set[int]) -> bool:
+        """Whether the node may have one more child now."""
+        return (
+            node.state == "kept"
+            and node.id not in pending
+            and node.depth < self._depth
+            and len(self.children[node.id]) < self._branching
+        )
 
     def _uct(self, child: Node, spread: float) -> tuple[float, int]:
         stats = self.stats[child.id]
@@ -94,6 +99,12 @@ class _Tree:
         """A rollout through `node` came to nothing: its virtual loss is taken back."""
         for each in (self.root, *node.path):
             self.stats[each.id].virtual -= 1
+
+    def drop(self, node: Node) -> None:
+        """Nothing grew in `node`: it is no child of the walk any more."""
+        assert node.parent is not None
+        siblings = self.children[node.parent]
+        siblings[:] = [each for each in siblings if each is not node]
 
     def best_leaf(self, choose_by: str) -> Node:
         """From the root down, the child with the most visits or the best value."""
@@ -182,6 +193,8 @@ async def mcts(
             count = min(parallel, rollouts - num_done)
             num_done += count
             starts = await _expand(session, tree, count, delimiter)
+            if session.stopped_by == "max_tokens":
+                break
             runs: list[tuple[Node, Node]] = []
             for start in starts:
                 # A start that has finished by itself is its own end, scored once.
@@ -207,30 +220,29 @@ async def mcts(
 
 async def _expand(session: Session, tree: _Tree, count: int, delimiter: str) -> list[Node]:
     """Select `count` starts and grow the new ones among them, in one wave."""
-    reserved: dict[int, int] = {}
-    picks: list[tuple[Node, bool]] = []
+    pending: set[int] = set()
+    picks: list[Node] = []
     for _ in range(count):
-        node = tree.select(reserved)
-        grows = tree.can_expand(node, reserved)
-        if grows:
-            reserved[node.id] = reserved.get(node.id, 0) + 1
-        picks.append((node, grows))
-    grown: dict[int, list[Node]] = {}
-    for parent_id, n in reserved.items():
-        grown[parent_id] = session.fork(session.tree.nodes[parent_id], n)
-    await session.grow([c for children in grown.values() for c in children], delimiter=delimiter)
+        node = tree.select(pending)
+        if tree.can_expand(node, pending):
+            children = session.fork(node, 1)
+            if not children:
+                tree.forget(node)
+                break
+            [child] = children
+            tree.add(node, child)
+            tree.stats[child.id].virtual += 1
+            pending.add(child.id)
+            node = child
+        picks.append(node)
+    await session.grow([session.tree.nodes[i] for i in sorted(pending)], delimiter=delimiter)
     starts = []
-    for node, grows in picks:
-        if not grows:
+    for node in picks:
+        if node.state != "pruned" and node.token_ids:
             starts.append(node)
-            continue
-        child = grown[node.id].pop(0) if grown[node.id] else None
-        if child is None or child.state == "pruned" or not child.token_ids:
+        else:
             tree.forget(node)
-            continue
-        tree.add(node, child)
-        tree.stats[child.id].virtual += 1
-        starts.append(child)
+            tree.drop(node)
     return starts
 
 

@@ -101,7 +101,7 @@ async def probe_early_exit(
             growth.node = session.follow(thinking)
     best = _winner(thinking, probes)
     for probe in probes:
-        if probe is not best:
+        if probe is not best and probe.state != "cut":
             session.set_state(probe, "pruned", "a probe")
     candidates = [node for node in (best, thinking) if node is not None]
     return await session.finish(candidates[:1] if best is thinking else candidates, best=best)

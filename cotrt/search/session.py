@@ -381,9 +381,12 @@ class Session:
         self._emit("state", node, data)
 
     def prune(self, nodes: Sequence[Node], note: str = "") -> None:
-        """These are out: their branches go at once, with everything grown from them."""
+        """These are out: their branches go at once, with everything grown from them.
+
+        One that the budget cut stays "cut": it lost no comparison.
+        """
         for node in nodes:
-            if node.state != "pruned":
+            if node.state not in ("pruned", "cut"):
                 self.set_state(node, "pruned", note)
             self.let_go(node)
 
@@ -430,16 +433,20 @@ class Session:
         """The result, after the body: of what is there, however it ended.
 
         Args:
-            candidates: nodes whose paths are answers; default: all leaves that were grown as
-                steps and not pruned. They are put in order: finished ones first, then by value.
+            candidates: nodes whose paths are answers; default: all steps without grown children
+                that were not pruned. They are put in order: finished ones first, then by value.
             best: the winner; default: the first candidate.
             stopped_by: the natural end's name.
             votes: a vote's table.
             answer: of the search; default: the winner's.
         """
         if candidates is None:
-            candidates = [node for node in self.tree.leaves() if node.id and node.kind == "step"]
+            steps = [n for n in self.tree.nodes[1:] if n.kind == "step" and n.token_ids]
+            grown_from = {node.parent for node in steps}
+            candidates = [node for node in steps if node.id not in grown_from]
         ranked = ranking([n for n in candidates if n.state != "pruned" and n.token_ids])
+        while best is not None and not best.token_ids:  # it had no time to grow
+            best = self.tree.nodes[best.parent] if best.parent else None
         if best is None and ranked:
             best = ranked[0]
         if best is not None and answer is None:
