@@ -1,0 +1,105 @@
+"""The ASGI application over one engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from cotrt.llm import LLM
+from cotrt.server.errors import ApiError
+from cotrt.server.guard import Guard
+from cotrt.server.options import ServerOptions
+from cotrt.server.routes import ROUTES, Endpoint
+from cotrt.server.service import Service
+from cotrt.server.wire import ClientGoneError, error_reply
+
+# Leases are looked at so often.
+_SWEEP_S = 1.0
+
+
+def build_app(llm: LLM, options: ServerOptions | None = None) -> ASGIApp:
+    """The application; the caller closes the LLM after it.
+
+    Args:
+        llm: what answers.
+        options: limits, keys and names.
+    """
+    return app_of(Service(llm, options or ServerOptions()))
+
+
+def app_of(service: Service) -> ASGIApp:
+    """The application of a service."""
+    options = service.options
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_sweep, service)
+            yield
+            group.cancel_scope.cancel()
+        service.branches.prune_all()
+
+    routes = [
+        Route(api.path, _safely(api.endpoint, service), methods=[api.method]) for api in ROUTES
+    ]
+    app = Starlette(
+        routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error}
+    )
+    app.router.redirect_slashes = False
+    guarded: ASGIApp = Guard(app, options)
+    if options.allowed_origins:
+        from starlette.middleware.cors import CORSMiddleware
+
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=list(options.allowed_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+        )
+    return guarded
+
+
+async def _sweep(service: Service) -> None:
+    while True:
+        await anyio.sleep(_SWEEP_S)
+        service.branches.end_expired()
+
+
+def _safely(endpoint: Endpoint, service: Service) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint, whose every exception becomes a reply."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request, service)
+        except (ClientGoneError, ClientDisconnect):
+            return Response(status_code=499)  # nobody reads it
+        except Exception as error:
+            return error_reply(error)
+
+    return answer
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """What the router refuses: an unknown path, or a method that the path does not have."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    if error.status_code == 404:
+        told = ApiError(404, f"there is no route {path!r}", code="not_found")
+    elif error.status_code == 405:
+        told = ApiError(
+            405,
+            f"{request.method} is not allowed on {path!r}",
+            code="method_not_allowed",
+            headers=error.headers,
+        )
+    else:
+        told = ApiError(error.status_code, str(error.detail))
+    return error_reply(told)

@@ -1,0 +1,107 @@
+"""Errors as OpenAI's clients expect them: a status, and ``{"error": {...}}``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from cotrt.errors import (
+    BranchBusyError,
+    BranchPrunedError,
+    EngineDeadError,
+    InvalidRequestError,
+    KVCacheExhaustedError,
+    PromptTooLongError,
+)
+
+logger = logging.getLogger(__name__)
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Attributes:
+        status: of the HTTP response.
+        message: what was wrong, the value, the limit, what to change.
+        param: the field that was wrong, or None.
+        code: a word for programs, or None.
+        headers: further headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as JSON data."""
+        default = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _KINDS.get(self.status, default)
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """The status and message for any exception; one that is our bug is logged."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ValidationError):
+        return _of_validation(error)
+    if isinstance(error, PromptTooLongError):
+        return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, KVCacheExhaustedError):
+        return ApiError(400, str(error), code="kv_cache_exhausted")
+    if isinstance(error, InvalidRequestError):
+        return ApiError(400, str(error))
+    if isinstance(error, BranchBusyError):
+        return ApiError(409, str(error), code="branch_busy")
+    if isinstance(error, BranchPrunedError):
+        return ApiError(409, str(error), code="branch_pruned")
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, str(error), code="engine_dead")
+    logger.error("a request failed", exc_info=error)
+    return ApiError(500, f"{type(error).__name__}: the request failed inside the server")
+
+
+def _of_validation(error: ValidationError) -> ApiError:
+    """The first wrong field, by name; a field of several types gets all that was expected."""
+    found = error.errors(include_url=False, include_context=False)
+    first = found[0]
+    param = str(first["loc"][0]) if first["loc"] else None
+    if first["type"] == "extra_forbidden":
+        message = f"{param}: unknown field; leave it out"
+    else:
+        same = [e for e in found if e["loc"][:1] == first["loc"][:1]]
+        texts = list(dict.fromkeys(e["msg"].removeprefix("Value error, ") for e in same))
+        message = f"{param}: " * bool(param) + "; or: ".join(texts[:4])
+        if first["type"] != "missing" and first["loc"]:
+            message += f" (got {_short(first.get('input'))})"
+    return ApiError(400, message, param=param)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

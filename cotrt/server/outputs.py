@@ -1,0 +1,76 @@
+"""Outputs as they grow: pieces of text with their tokens, counts for usage."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotrt.engine.state import GenerationState
+from cotrt.handle import Generation
+from cotrt.sampling.logprobs import Logprob
+from cotrt.submission import Submission
+
+
+@dataclass(slots=True)
+class Piece:
+    """What has come of an output since the last piece.
+
+    Attributes:
+        text: text that is final.
+        token_ids: tokens sampled.
+        scores: one dict a token where logprobs were asked for, else empty.
+        finish_reason: in the last piece, else None.
+        stop_reason: what matched, in the last piece.
+    """
+
+    text: str
+    token_ids: list[int]
+    scores: list[dict[int, Logprob]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+async def read_pieces(generation: Generation) -> AsyncIterator[Piece]:
+    """All pieces of an output; the last one has the finish_reason.
+
+    Raises:
+        CotrtError: what the work ended with.
+    """
+    runtime, state = generation._runtime, generation._state
+    scored = state.params.logprobs is not None
+    seen = 0
+    async for chunk in generation:
+        ids = chunk.token_ids
+        scores = []
+        if scored:
+            given = state.scores[seen : seen + len(ids)]
+            scores = [runtime.logprob_dict(i, score) for i, score in zip(ids, given)]
+        seen += len(ids)
+        yield Piece(chunk.text, ids, scores)
+    yield Piece("", [], [], state.finish_reason, state.stop_reason)
+
+
+def states_of(submission: Submission) -> list[GenerationState]:
+    """The engine's states, one an output, prompt by prompt."""
+    return [generation._state for generation in submission]
+
+
+def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Counts in OpenAI's shape; every sampled token counts, the stop's included."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def num_cached(states: Sequence[GenerationState], n: int) -> int:
+    """Prompt tokens whose KV was there; the n outputs of a prompt share them."""
+    return sum(state.num_cached for state in states[::n])
+
+
+def finish_reason(reason: str | None) -> str:
+    """OpenAI knows no "abort"."""
+    return "length" if reason in (None, "abort") else str(reason)

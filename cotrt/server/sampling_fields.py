@@ -1,0 +1,139 @@
+"""The fields of a request that say how to sample, shared by completions, chats and branches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cotrt.params import MAX_LOGPROBS, MAX_NUM_TOKENS
+from cotrt.server.errors import ApiError
+from cotrt.server.options import ServerOptions
+
+Text = Annotated[str, Field(min_length=1)]
+Stop = Text | Annotated[list[Text], Field(max_length=64)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_NUM_TOKENS)]
+NumTokens = Annotated[int, Field(ge=0, le=MAX_NUM_TOKENS)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+BiasKey = Annotated[str, Field(pattern=r"^\d{1,10}$")]
+
+# Names of SamplingParams that a request may set under the same name.
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "min_tokens", "stop", "stop_token_ids", "ignore_eos"),
+    *("include_stop_str_in_output", "allowed_token_ids", "bad_words", "skip_special_tokens"),
+    "priority",
+)
+
+
+class RequestModel(BaseModel):
+    """A request's body: strict types, and an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+
+class SamplingFields(RequestModel):
+    """How to sample. What is left out comes from the model's generation_config.json."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_NUM_TOKENS)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    max_tokens: NumTokens | None = None
+    min_tokens: NumTokens | None = None
+    stop: Stop | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[BiasKey, Bias] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: list[Text] | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+
+    def overrides(self, options: ServerOptions) -> dict[str, Any]:
+        """Fields for `SamplingParams`.
+
+        Raises:
+            ApiError: more entries than the server takes.
+        """
+        given = {name: getattr(self, name) for name in _SAME}
+        fields = {name: value for name, value in given.items() if value is not None}
+        if self.logit_bias:
+            if len(self.logit_bias) > options.max_logit_bias:
+                raise ApiError(
+                    400,
+                    f"logit_bias has {len(self.logit_bias)} entries, the limit is "
+                    f"{options.max_logit_bias}",
+                    param="logit_bias",
+                )
+            fields["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
+        for name in ("bad_words", "allowed_token_ids", "stop_token_ids"):
+            limit = 64 if name == "bad_words" else 1 << 20
+            if len(fields.get(name, ())) > limit:
+                raise ApiError(400, f"{name} may have at most {limit} entries", param=name)
+        return fields
+
+
+class StreamOptions(RequestModel):
+    """What a stream carries besides the text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class OpenAIFields(SamplingFields):
+    """What completions and chats have in common.
+
+    ``user``, ``metadata``, ``store``, ``service_tier``, ``safety_identifier``,
+    ``prompt_cache_key``, ``prompt_cache_retention`` and ``request_id`` change no text and are
+    ignored. Every other field that is not named here is refused.
+    """
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=1024)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    add_special_tokens: bool = True
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    request_id: Any = None
+
+    def check_outputs(self, num_prompts: int, options: ServerOptions) -> int:
+        """Outputs of the request.
+
+        Raises:
+            ApiError: more than the server takes, or stream options without a stream.
+        """
+        outputs = self.n * num_prompts
+        if outputs > options.max_outputs:
+            raise ApiError(
+                400,
+                f"n={self.n} for {num_prompts} prompts is {outputs} outputs, the limit is "
+                f"{options.max_outputs}",
+                param="n",
+            )
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream=true", param="stream_options")
+        return outputs
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_usage_always(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]

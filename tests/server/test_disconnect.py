@@ -1,0 +1,81 @@
+"""A client that goes away frees its work, at whatever point it goes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from server_rig import Rig, counting, running, scripted, slowly
+
+LONG = {"prompt": "abc", "max_tokens": 2000}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000}
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
+    with running(scripted(slowly(0.004, counting), **options)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", LONG), ("/v1/chat/completions", CHAT)]
+)
+def test_gone_while_it_runs(rig: Rig, path: str, body: dict[str, object], stream: bool) -> None:
+    link = rig.open(path, {**body, "n": 2, "stream": stream})
+    rig.wait_until(lambda: rig.llm.metrics["running"] == 2)
+    if stream:
+        assert link.recv(10)
+    link.close()
+    rig.wait_until(rig.is_idle, 2.0)
+    generated = rig.llm.metrics["generated_tokens"]
+    assert rig.llm.memory().in_use == 0
+    assert rig.llm.metrics["generated_tokens"] == generated
+
+
+def test_gone_while_it_waits_in_the_queue(rig: Rig) -> None:
+    first = rig.open("/v1/completions", {**LONG, "n": 4})
+    rig.wait_until(lambda: rig.llm.metrics["running"] == 4)
+    others = [rig.open("/v1/completions", {**LONG, "stream": i % 2 == 0}) for i in range(6)]
+    rig.wait_until(lambda: rig.llm.metrics["waiting"] == 6)
+    for link in others:
+        link.close()
+    rig.wait_until(lambda: rig.llm.metrics["waiting"] == 0, 2.0)
+    assert rig.llm.metrics["running"] == 4
+    first.close()
+    rig.wait_until(rig.is_idle, 2.0)
+    assert rig.llm.memory().in_use == 0
+
+
+def test_gone_during_prefill(rig: Rig) -> None:
+    link = rig.open("/v1/completions", {"prompt": "x" * 4000, "max_tokens": 2000})
+    rig.wait_until(lambda: rig.llm.metrics["running"] == 1)
+    link.close()
+    rig.wait_until(rig.is_idle, 2.0)
+    assert rig.llm.memory().in_use == 0
+
+
+def test_gone_before_the_body_is_there(rig: Rig) -> None:
+    import socket
+
+    for sent in (b"", b"{", b'{"prompt": "a", '):
+        link = socket.create_connection(("127.0.0.1", rig.port))
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        link.sendall(f"{head}content-length: 500\r\n\r\n".encode() + sent)
+        link.close()
+    rig.wait_until(rig.is_idle)
+    rig.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+
+
+def test_many_come_and_go_without_a_traceback(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    links = [
+        rig.open("/v1/completions", {**LONG, "stream": i % 3 > 0, "prompt": f"p{i}"})
+        for i in range(30)
+    ]
+    for link in links:
+        link.close()
+    rig.wait_until(rig.is_idle, 5.0)
+    assert rig.llm.memory().in_use == 0
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]

@@ -1,0 +1,325 @@
+"""What requests mean and which are refused: lengths, log-probabilities, limits, odd bodies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from server_rig import Rig, counting, letters, running, scripted
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with running(scripted(letters, model_len=128, max_num_seqs=64)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens"),
+    [
+        ({}, None),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": 1}, 1),
+        ({"max_tokens": 0}, 0),
+        ({"max_completion_tokens": 5}, 5),
+        ({"max_tokens": 3, "max_completion_tokens": 5}, 5),
+        ({"max_tokens": 10**9}, None),
+    ],
+)
+def test_chat_without_a_limit_fills_the_context(rig: Rig, limits: Any, tokens: int | None) -> None:
+    reply = rig.post("/v1/chat/completions", {"messages": MESSAGES, **limits})
+    prompt = reply["usage"]["prompt_tokens"]
+    wanted = 128 - prompt if tokens is None else tokens
+    assert reply["usage"]["completion_tokens"] == wanted
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "tokens"),
+    [({}, 16), ({"max_tokens": None}, 16), ({"max_tokens": 1}, 1), ({"max_tokens": 0}, 0)],
+)
+def test_completions_make_16_tokens_unless_told(
+    rig: Rig, limits: Any, tokens: int, echo: bool
+) -> None:
+    reply = rig.post("/v1/completions", {"prompt": "ab\n1", "echo": echo, **limits})
+    assert reply["usage"]["completion_tokens"] == tokens
+    text = reply["choices"][0]["text"]
+    assert len(text) == tokens + 4 * echo
+    assert text.startswith("ab\n1") == echo
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 5])
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("echo", [False, True])
+def test_completion_logprobs_have_openais_shape(
+    rig: Rig, echo: bool, count: int, max_tokens: int, stream: bool
+) -> None:
+    asked = {"prompt": "line\n12", "echo": echo, "logprobs": count, "seed": 3}
+    asked["max_tokens"] = max_tokens
+    if stream:
+        parts = [e["choices"][0] for e in rig.events("/v1/completions", {**asked, "stream": True})]
+        text = "".join(part["text"] for part in parts)
+        found: dict[str, list[Any]] = {}
+        for part in parts:
+            for key, values in (part["logprobs"] or {}).items():
+                found.setdefault(key, []).extend(values)
+        whole = rig.post("/v1/completions", asked)["choices"][0]
+        assert whole["text"] == text
+        assert {k: v for k, v in (whole["logprobs"] or {}).items() if v} == {
+            k: v for k, v in found.items() if v
+        }
+    else:
+        choice = rig.post("/v1/completions", asked)["choices"][0]
+        text, found = choice["text"], choice["logprobs"] or {}
+    if not text:
+        return
+    assert "".join(found["tokens"]) == text
+    assert len(found["tokens"]) == max_tokens + 7 * echo
+    offsets = [sum(map(len, found["tokens"][:i])) for i in range(len(found["tokens"]))]
+    assert found["text_offset"] == offsets
+    assert (found["token_logprobs"][0] is None) == echo
+    for token, value, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"]):
+        if value is not None:
+            assert top[token] == value
+            assert count <= len(top) <= count + 1
+            assert len(top) >= 1
+
+
+@pytest.mark.parametrize(("top", "status"), [(None, 200), (0, 200), (5, 200), (21, 400), (-1, 400)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_logprobs(rig: Rig, top: int | None, status: int, stream: bool) -> None:
+    asked = {"messages": MESSAGES, "logprobs": True, "top_logprobs": top, "max_tokens": 4}
+    if status != 200:
+        found, reply, _ = rig.call("POST", "/v1/chat/completions", {**asked, "stream": stream})
+        assert found == status and reply["error"]["param"] == "top_logprobs"
+        return
+    if stream:
+        choices = [
+            e["choices"][0] for e in rig.events("/v1/chat/completions", {**asked, "stream": True})
+        ]
+        content = [x for c in choices if c["logprobs"] for x in c["logprobs"]["content"]]
+        text = "".join(c["delta"].get("content") or "" for c in choices)
+    else:
+        choice = rig.post("/v1/chat/completions", asked)["choices"][0]
+        content, text = choice["logprobs"]["content"], choice["message"]["content"]
+    assert "".join(entry["token"] for entry in content) == text
+    for entry in content:
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+        assert (top or 0) <= len(entry["top_logprobs"]) <= (top or 0) + 1
+        if top:
+            assert entry["token"] in [each["token"] for each in entry["top_logprobs"]]
+
+
+BAD = [
+    ("temperature", "NaN"),
+    ("temperature", "Infinity"),
+    ("temperature", '"0.5"'),
+    ("temperature", "true"),
+    ("top_p", "NaN"),
+    ("top_p", "0"),
+    ("top_p", "1.1"),
+    ("presence_penalty", "NaN"),
+    ("frequency_penalty", "9"),
+    ("n", "0"),
+    ("n", "-1"),
+    ("n", "1.5"),
+    ("n", "1000000"),
+    ("max_tokens", "-1"),
+    ("max_tokens", "1000000000000"),
+    ("logprobs", "-1"),
+    ("logprobs", "1000000"),
+    ("prompt_logprobs", "-1"),
+    ("top_k", "-2"),
+    ("seed", str(2**70)),
+    ("stop", '""'),
+    ("stop", '["a", ""]'),
+    ("stop", json.dumps(["x"] * 65)),
+    ("logit_bias", '{"a": 1}'),
+    ("logit_bias", '{"5": 101}'),
+    ("logit_bias", '{"99999": 1}'),
+    ("prompt", "[]"),
+    ("prompt", "[[]]"),
+    ("prompt", '[1, "a"]'),
+    ("prompt", "[99999]"),
+    ("prompt", "[-1]"),
+    ("prompt", '{"a": 1}'),
+    ("prompt", '"\\ud800"'),
+    ("unknown_field", "1"),
+    ("stream", '"yes"'),
+    ("stream_options", '{"include_usage": true}'),
+    ("suffix", '"x"'),
+    ("best_of", "3"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD, ids=lambda text: str(text)[:30])
+def test_a_bad_value_is_a_400_in_openais_shape(rig: Rig, field: str, value: str) -> None:
+    fields = {"prompt": '"a"', "max_tokens": "1"}
+    raw = "{" + ", ".join(f'"{k}": {v}' for k, v in {**fields, field: value}.items()) + "}"
+    status, reply, _ = rig.call("POST", "/v1/completions", raw=raw.encode())
+    assert status == 400, reply
+    assert set(reply["error"]) == {"message", "type", "param", "code"}
+    assert reply["error"]["type"] == "invalid_request_error"
+    assert rig.post("/v1/completions", {"prompt": "a", "max_tokens": 1})["choices"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b"null", 400),
+        (b'"x"', 400),
+        (b"\xff\xfe", 400),
+        (b'{"prompt": "' + b"a" * (9 << 20) + b'"}', 413),
+        (b"[" * 100_000, 400),
+        (b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}", 400),
+        (b'{"n": ' + b"9" * 5000 + b"}", 400),
+    ],
+    ids=range(10),
+)
+def test_a_broken_body_is_a_4xx(rig: Rig, raw: bytes, status: int) -> None:
+    found, reply, _ = rig.call("POST", "/v1/completions", raw=raw)
+    assert found == status and reply["error"]["message"]
+
+
+def test_a_wrong_content_type_is_a_415(rig: Rig) -> None:
+    status, reply, _ = rig.call(
+        "POST", "/v1/completions", {"prompt": "a"}, {"content-type": "text/plain"}
+    )
+    assert status == 415 and reply["error"]
+
+
+def test_unknown_routes_and_methods_are_json_errors(rig: Rig) -> None:
+    for method, path, wanted in [
+        ("GET", "/nope", 404),
+        ("GET", "/v1/models/", 404),
+        ("GET", "//v1/models", 404),
+        ("GET", "/V1/models", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("OPTIONS", "/v1/models", 405),
+    ]:
+        status, reply, _ = rig.call(method, path)
+        assert (status, bool(reply["error"]["message"])) == (wanted, True), (method, path)
+
+
+def test_a_request_cannot_bring_a_template(rig: Rig) -> None:
+    loop = "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}"
+    for extra in (
+        {"chat_template": loop},
+        {"chat_template_kwargs": {"chat_template": loop}},
+        {"chat_template_kwargs": {"messages": []}},
+        {"chat_template_kwargs": {"add_generation_prompt": False}},
+    ):
+        status, reply, _ = rig.call(
+            "POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **extra}
+        )
+        assert status == 400 and "template" in reply["error"]["message"]
+
+
+def test_a_models_own_endless_template_ends_and_leaves_the_server_well() -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with running(scripted(letters, chat_template=loop)) as rig:
+        status, reply, _ = rig.call("POST", "/v1/chat/completions", {"messages": MESSAGES})
+        assert status == 400 and "template" in reply["error"]["message"]
+        assert rig.get("/health") == {"status": "ok"}
+
+
+def test_content_may_be_text_parts_or_null(rig: Rig) -> None:
+    asked = {"max_tokens": 1, "return_token_ids": True}
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    whole = rig.post("/v1/chat/completions", {"messages": MESSAGES, **asked})
+    split = rig.post(
+        "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], **asked}
+    )
+    assert whole["prompt_token_ids"] == split["prompt_token_ids"]
+    rig.post("/v1/chat/completions", {"messages": [{"role": "user", "content": None}], **asked})
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    status, _, _ = rig.call(
+        "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": image}]}
+    )
+    assert status == 400
+
+
+def test_tokenize_and_detokenize_are_inverse(rig: Rig) -> None:
+    found = rig.post("/tokenize", {"prompt": "héllo", "return_token_strs": True})
+    assert found["count"] == 5 and found["max_model_len"] == 128
+    assert found["token_strs"] == list("héllo")
+    assert rig.post("/detokenize", {"tokens": found["tokens"]}) == {"prompt": "héllo"}
+    chat = rig.post("/tokenize", {"messages": MESSAGES})
+    assert rig.post("/detokenize", {"tokens": chat["tokens"]})["prompt"].endswith("<assistant>")
+
+
+def test_a_text_that_the_tokenizer_refuses_is_a_400(rig: Rig) -> None:
+    status, reply, _ = rig.call("POST", "/v1/completions", {"prompt": "\u6f22"})
+    assert status == 400 and "encoded" in reply["error"]["message"]
+
+
+def test_stop_strings_are_cut_while_streaming() -> None:
+    with running(scripted(counting)) as rig:
+        for extra, tail in (({}, ""), ({"include_stop_str_in_output": True}, "mno")):
+            asked = {"prompt": "a", "max_tokens": 30, "stop": ["mno", "zzz"], **extra}
+            events = rig.events("/v1/completions", {**asked, "stream": True})
+            text = "".join(e["choices"][0]["text"] for e in events)
+            assert text == "bcdefghijkl" + tail
+            assert events[-1]["choices"][0]["finish_reason"] == "stop"
+            assert events[-1]["choices"][0]["stop_reason"] == "mno"
+            assert rig.post("/v1/completions", asked)["choices"][0]["text"] == text
+            assert rig.post("/v1/completions", asked)["usage"]["completion_tokens"] == 14
+
+
+def test_more_than_the_server_can_hold_waits_or_is_refused() -> None:
+    from server_rig import slowly
+
+    with running(scripted(slowly(0.01), max_num_seqs=2), max_queue=2) as rig:
+        status, reply, _ = rig.call("POST", "/v1/completions", {"prompt": "a", "n": 5})
+        assert status == 400 and "5 outputs" in reply["error"]["message"]
+        links = [rig.open("/v1/completions", {"prompt": "a", "n": 2, "max_tokens": 5000})]
+        links.append(rig.open("/v1/completions", {"prompt": "a", "n": 2, "max_tokens": 5000}))
+        rig.wait_until(lambda: rig.service.admission.num_admitted == 4)
+        status, reply, headers = rig.call("POST", "/v1/completions", {"prompt": "a"})
+        assert status == 429 and headers["retry-after"] == "1"
+        assert reply["error"]["code"] == "queue_full"
+        for link in links:
+            link.close()
+        rig.wait_until(rig.is_idle)
+        rig.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+
+
+def test_metrics_have_vllms_names_and_the_trees_own(rig: Rig) -> None:
+    rig.post("/v1/completions", {"prompt": "metrics", "max_tokens": 3})
+    text = rig.get("/metrics")
+    for name in (
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:prefix_cache_hits_total",
+        "vllm:time_to_first_token_seconds_count",
+        "vllm:inter_token_latency_seconds_count",
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "cotrt:forks_total",
+        "cotrt:copies_on_write_total",
+        "cotrt:prunes_total",
+        "cotrt:prompt_tokens_reused_total",
+        "cotrt:recomputed_tokens_total",
+    ):
+        assert f"\n{name}{{" in text, name
+    free = [line for line in text.splitlines() if line.startswith("cotrt:kv_blocks{")]
+    total = sum(float(line.rpartition(" ")[2]) for line in free)
+    assert total == rig.llm.memory().total
+
+
+def test_every_reply_has_a_request_id(rig: Rig) -> None:
+    _, _, headers = rig.call("GET", "/health", headers={"x-request-id": "mine-1"})
+    assert headers["x-request-id"] == "mine-1"
+    _, _, headers = rig.call("GET", "/health", headers={"x-request-id": 'bad id"'})
+    assert len(headers["x-request-id"]) == 32
