@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,7 +143,7 @@ class CpuDecoder:
                 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2
             )
         self._weight_dtype = torch.int8 if quantization == "int8" else self.dtype
-        probe, _ = rotary.gather(torch.zeros(1, dtype=torch.int64))
+        self._cos, self._sin = rotary.gather(torch.zeros(1, dtype=torch.int64))
         self._stack: Any = module().DecoderStack(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -151,7 +152,7 @@ class CpuDecoder:
             num_q_heads=config.num_q_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            rot_dim=2 * probe.shape[1],
+            rot_dim=2 * self._cos.shape[1],
             rms_norm_eps=config.rms_norm_eps,
             dtype=dtype_of(torch.empty(0, dtype=self.dtype)),
         )
@@ -214,9 +215,7 @@ class CpuDecoder:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, ``(source, destination)`` each, in every layer."""
-        if pairs:
-            with torch.inference_mode():
-                copy_blocks(self.kv_caches, pairs)
+        copy_blocks(self.kv_caches, pairs)
 
     def run(self, step: StepPlan) -> Tensor:
         """Compute the rows of a step.
@@ -229,17 +228,25 @@ class CpuDecoder:
             Logits ``[R, vocab_size]`` float32 of ``step.logits_rows``.
         """
         assert self.kv_caches, "allocate_kv comes before run"
-        logits = torch.empty((len(step.logits_rows), self.vocab_size), dtype=torch.float32)
-        if not len(step.input_ids):
-            return logits
-        positions = torch.from_numpy(step.positions)
-        self._rotary.reserve(int(step.positions.max()) + 1)
-        cos, sin = self._rotary.gather(positions.long())
-        self._stack.run(
-            prepare_plan(step.attention), step.input_ids, step.slot_mapping, cos.data_ptr(),
-            sin.data_ptr(), step.logits_rows, logits.data_ptr(),
-        )  # fmt: skip
-        return logits
+        # No torch operation here: each gives the GIL away, and beside a busy Python thread getting
+        # it back takes 5 ms. The native call does so once.
+        logits = np.empty((len(step.logits_rows), self.vocab_size), np.float32)
+        if len(step.input_ids):
+            self._reserve_angles(int(step.positions.max()) + 1)
+            self._stack.run(
+                prepare_plan(step.attention), step.input_ids, step.slot_mapping,
+                self._cos.data_ptr(), self._sin.data_ptr(), len(self._cos), step.logits_rows,
+                logits.ctypes.data,
+            )  # fmt: skip
+        return torch.from_numpy(logits)
+
+    def _reserve_angles(self, length: int) -> None:
+        """Angles of positions below ``length``, a table that grows by doubling."""
+        if length > len(self._cos):
+            length = max(length, min(2 * len(self._cos), self.max_model_len), 1024)
+            self._rotary.reserve(length)
+            cos, sin = self._rotary.gather(torch.arange(length))
+            self._cos, self._sin = cos.contiguous(), sin.contiguous()
 
     def timings(self, reset: bool = False) -> dict[str, float]:
         """Seconds in each kind of phase since the last reset."""

@@ -158,6 +158,26 @@ NB_MODULE(_native, m) {
       },
       nb::call_guard<nb::gil_scoped_release>());
 
+  // Whole blocks of every cache, (source, destination) pairs; no destination is a source.
+  m.def(
+      "copy_blocks",
+      [](const std::vector<std::pair<uintptr_t, int64_t>>& caches,
+         const std::vector<std::pair<int64_t, int64_t>>& pairs) {
+        const auto copy = [&](int c, int) {
+          char* base = address<char>(caches[size_t(c)].first);
+          const int64_t bytes = caches[size_t(c)].second;
+          for (const auto& [from, to] : pairs)
+            std::memcpy(base + to * bytes, base + from * bytes, size_t(bytes));
+        };
+        int64_t total = 0;
+        for (const auto& cache : caches) total += cache.second * int64_t(pairs.size());
+        // Giving the GIL away may cost a busy thread's 5 ms: not for copies shorter than that.
+        if (total < int64_t(16) << 20) return parallel_for(int(caches.size()), copy);
+        nb::gil_scoped_release release;
+        parallel_for(int(caches.size()), copy);
+      },
+      "caches"_a, "pairs"_a);
+
   m.def(
       "rms_norm",
       [](uintptr_t x, uintptr_t weight, int n, float eps, uintptr_t y, DType y_type, int rows) {
@@ -188,7 +208,7 @@ NB_MODULE(_native, m) {
         for (size_t size : {raw_rows.shape(0), temperature.shape(0), top_k.shape(0), top_p.shape(0),
                             min_p.shape(0), key_low.shape(0), key_high.shape(0)})
           if (int(size) != n) throw std::invalid_argument("one value a draw");
-        nb::gil_scoped_release release;
+        // The GIL is kept: beside a busy Python thread, getting it back would take longer than this.
         const auto pool = thread_pool();
         std::vector<Sampler> samplers(size_t(pool->num_threads()));
         parallel_for(n, [&](int i, int thread) {
@@ -280,14 +300,15 @@ NB_MODULE(_native, m) {
       .def(
           "run",
           [](DecoderStack& self, const AttentionPlan& plan, Array<int32_t> input_ids,
-             Array<int64_t> slot_mapping, uintptr_t cos, uintptr_t sin, Array<int32_t> logits_rows,
-             uintptr_t logits) {
+             Array<int64_t> slot_mapping, uintptr_t cos, uintptr_t sin, int num_positions,
+             Array<int32_t> logits_rows, uintptr_t logits) {
             const StackStep step{int(input_ids.shape(0)),
                                  int(logits_rows.shape(0)),
                                  input_ids.data(),
                                  slot_mapping.data(),
                                  address<const float>(cos),
                                  address<const float>(sin),
+                                 num_positions,
                                  logits_rows.data(),
                                  address<float>(logits),
                                  &plan};
@@ -296,7 +317,8 @@ NB_MODULE(_native, m) {
             nb::gil_scoped_release release;
             self.run(step);
           },
-          "plan"_a, "input_ids"_a, "slot_mapping"_a, "cos"_a, "sin"_a, "logits_rows"_a, "logits"_a)
+          "plan"_a, "input_ids"_a, "slot_mapping"_a, "cos"_a, "sin"_a, "num_positions"_a,
+          "logits_rows"_a, "logits"_a)
       .def("timings", &DecoderStack::timings)
       .def("reset_timings", &DecoderStack::reset_timings);
 }

@@ -83,6 +83,8 @@ void DecoderStack::run(const StackStep& step) {
   for (int i = 0; i < step.num_rows; ++i) {
     check(step.input_ids[i] >= 0 && step.input_ids[i] < s.vocab_size, "id outside the vocabulary");
     check(step.slot_mapping[i] < num_blocks_ * block_size_, "slot outside the cache");
+    const int32_t position = step.plan->query_positions[size_t(i)];
+    check(position >= 0 && position < step.num_positions, "position without angles");
   }
   for (int i = 0; i < step.num_logits_rows; ++i)
     check(step.logits_rows[i] >= 0 && step.logits_rows[i] < step.num_rows, "no such logits row");
@@ -132,6 +134,7 @@ void DecoderStack::reserve(const StackStep& step) {
   rope_.qkv_stride = qkv_.stride / 4;
   rope_.cos = step.cos;
   rope_.sin = step.sin;
+  rope_.positions = step.plan->query_positions.data();
   rope_.eps = s.rms_norm_eps;
   rope_.slot_mapping = step.slot_mapping;
   rope_.q_out = q_.at();

@@ -35,8 +35,9 @@ struct StackStep {
   int num_rows, num_logits_rows;
   const int32_t* input_ids;    // [T]
   const int64_t* slot_mapping; // [T]
-  const float* cos;            // [T][rot_dim / 2]
+  const float* cos;            // [num_positions][rot_dim / 2]
   const float* sin;
+  int num_positions;
   const int32_t* logits_rows;  // [R]
   float* logits;               // [R][vocab_size]
   const AttentionPlan* plan;

@@ -69,8 +69,9 @@ struct RopeArgs {
   DType type;        // of q_out and the caches
   const float* qkv;  // [T][(Hq + 2 Hkv) D]
   ptrdiff_t qkv_stride;  // floats
-  const float* cos;      // [T][rot_dim / 2]
+  const float* cos;      // [positions][rot_dim / 2]
   const float* sin;
+  const int32_t* positions;  // [T]
   const float* q_norm;  // [D] or null
   const float* k_norm;
   float eps;

@@ -103,7 +103,8 @@ static void rope_and_write_typed(const RopeArgs& a, int row0, int row1) {
   alignas(64) E narrow[kMaxHeadDim];
   for (int r = row0; r < row1; ++r) {
     const float* x = a.qkv + r * a.qkv_stride;
-    const float *cos = a.cos + ptrdiff_t(r) * half, *sin = a.sin + ptrdiff_t(r) * half;
+    const ptrdiff_t angles = ptrdiff_t(a.positions[r]) * half;
+    const float *cos = a.cos + angles, *sin = a.sin + angles;
     for (int h = 0; h < a.num_q_heads; ++h, x += d) {
       rope_head(x, a.q_norm, a.eps, cos, sin, d, a.rot_dim, rotated);
       char* to = a.q_out + r * a.q_stride + ptrdiff_t(h) * d * sizeof(E);

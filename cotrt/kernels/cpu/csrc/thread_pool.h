@@ -4,10 +4,12 @@
 // claim chunks one by one, and a phase is over when its chunks are done, not when all threads have
 // arrived: a thread that the host took off its core holds up nobody but the chunk in its hands.
 // Who finishes the last chunk opens the next phase (and runs phases of one chunk itself). Threads
-// with nothing to claim spin for some tens of microseconds, then sleep.
+// with nothing to claim spin for some tens of microseconds, then sleep. One that still waits for a
+// chunk after that calls its holder, which waits for a core, to the core that it leaves itself.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -48,9 +50,22 @@ class ThreadPool {
   // Opens the phases after `phase` that are ready; runs single chunks in place.
   void advance(int phase, int thread);
   void publish(uint64_t chunks);
-  void wait_for_change(uint64_t seen_phase);
+  void wait_for_change(uint64_t seen_phase, int thread);
+  // Moves off a core that a sibling uses: beside a busy thread of somebody else's, the system
+  // thinks two of ours on one core well placed.
+  void leave_shared_core(int thread);
+  // Moves a thread that holds a chunk to this core; it may go anywhere again afterwards.
+  void call_holders(int thread);
+
+  struct alignas(64) ThreadState {
+    std::atomic<int> id{0};         // the system's id of the thread
+    std::atomic<bool> holds{false};  // a chunk is in its hands
+    std::atomic<int> cpu{-1};        // where it was seen last
+    std::chrono::steady_clock::time_point moved{};
+  };
 
   int num_threads_;
+  std::vector<ThreadState> states_;
   std::vector<std::thread> workers_;
   std::mutex run_mutex_;
 
