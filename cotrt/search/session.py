@@ -298,7 +298,7 @@ class Session:
         ended_by_token = ended and not isinstance(growth.stop_reason, str)
         self._record(node, ended_by_token=ended_by_token)
         if self._on_event is not None:
-            self._emit("node", node, node.model_dump(mode="json", exclude={"id"}))
+            self._emit("node", node, {"node": node.model_dump(mode="json")})
         if growth.error is not None:
             self.prune([node], f"{type(growth.error).__name__}: {growth.error}")
         elif ended and (growth.stop_reason is None or growth.stop_reason != delimiter):
