@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cotrt.branch import Branch, Branches
     from cotrt.chat import Chat
+    from cotrt.client.client import Client
     from cotrt.errors import (
         BranchBusyError,
         BranchPrunedError,
@@ -66,6 +67,7 @@ __all__ = [
     "Chat",
     "Choice",
     "Chunk",
+    "Client",
     "CompletionOutput",
     "CotrtError",
     "EngineDeadError",
@@ -93,6 +95,7 @@ __all__ = [
 _HOMES = {
     "cotrt.branch": ("Branch", "Branches"),
     "cotrt.chat": ("Chat",),
+    "cotrt.client.client": ("Client",),
     "cotrt.errors": (
         "BranchBusyError",
         "BranchPrunedError",

@@ -67,18 +67,17 @@ async def list_branches(request: Request, service: Service) -> Response:
 
 
 async def get_branch(request: Request, service: Service) -> Response:
-    """One branch with its tokens and text."""
+    """One branch with its tokens and text; with ``?full=false`` without them."""
+    full = _flag(request, "full")
     lease = _find(request, service)
-    return Reply(await service.in_thread(service.branches.describe, lease, full=True))
+    return Reply(await service.in_thread(service.branches.describe, lease, full=full))
 
 
 async def delete_branch(request: Request, service: Service) -> Response:
     """Prune: the branch and everything grown from it. With ``?prune=false`` only close it."""
-    prune = request.query_params.get("prune", "true")
-    if prune not in ("true", "false"):
-        raise ApiError(400, f"prune={prune[:40]!r}: must be true or false", param="prune")
+    prune = _flag(request, "prune")
     lease = _find(request, service)
-    if prune == "true":
+    if prune:
         service.branches.prune(lease)
     else:
         service.branches.close(lease)
@@ -157,11 +156,13 @@ async def generate_branch(request: Request, service: Service) -> Response:
 async def score_branch(request: Request, service: Service) -> Response:
     """Log-probability of continuations; the branch is unchanged."""
     asked, lease = await _read(request, service, ScoreRequest)
+    given = asked.continuations
+    is_one = isinstance(given, str) or isinstance(given[0], int)
     scored = await _wait(
         request,
         service,
-        lambda: lease.branch.score(asked.continuations, given=asked.given),
-        len(asked.continuations) if isinstance(asked.continuations, list) else 1,
+        lambda: lease.branch.score(given, given=asked.given),
+        1 if is_one else len(given),
     )
     if isinstance(scored, Score):
         return Reply(_score_json(scored))
@@ -187,6 +188,13 @@ async def choose_branch(request: Request, service: Service) -> Response:
 def _owner(request: Request) -> str:
     owner: str = request.scope["state"]["owner"]
     return owner
+
+
+def _flag(request: Request, name: str) -> bool:
+    value = request.query_params.get(name, "true")
+    if value not in ("true", "false"):
+        raise ApiError(400, f"{name}={value[:40]!r}: must be true or false", param=name)
+    return value == "true"
 
 
 def _find(request: Request, service: Service) -> Lease:

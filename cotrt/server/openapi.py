@@ -78,8 +78,9 @@ def _operation(api: Api, path: str, schemas: dict[str, Any], has_keys: bool) -> 
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in names
     ]
-    if api.method == "DELETE":
-        parameters.append({"name": "prune", "in": "query", "schema": {"enum": ["true", "false"]}})
+    flags = {"delete_branch": "prune", "get_branch": "full"}
+    if flag := flags.get(getattr(api.endpoint, "__name__", "")):
+        parameters.append({"name": flag, "in": "query", "schema": {"enum": ["true", "false"]}})
     if parameters:
         operation["parameters"] = parameters
     if api.body is not None:

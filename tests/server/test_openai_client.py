@@ -18,7 +18,10 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "n": [1, "}"]}}\n</tool_call>'
+CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "n": [1, "}"]}}\n'
+    "</tool_call>"
+)
 
 
 def client(rig: Rig, **options: object) -> openai.OpenAI:
@@ -162,7 +165,10 @@ def test_a_tools_result_goes_back_through_the_template(hermes: Rig) -> None:
 
 
 def test_llama_calls_are_found_and_other_json_stays_text() -> None:
-    text = '{"name": "get_weather", "parameters": {"city": "Oslo"}}; {"name": "get_weather", "parameters": {}}'
+    text = (
+        '{"name": "get_weather", "parameters": {"city": "Oslo"}}; '
+        '{"name": "get_weather", "parameters": {}}'
+    )
     with running(scripted(replying(text)), tool_call_parser="llama3_json") as rig:
         reply = client(rig).chat.completions.create(
             model=rig.service.names[0], messages=HELLO, tools=[WEATHER]

@@ -1,0 +1,1 @@
+"""Branches that live in a cotrt server, for programs in other processes."""

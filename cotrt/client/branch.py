@@ -1,0 +1,296 @@
+"""Branches on a server, with the verbs of local ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, overload
+from urllib.parse import quote
+
+from cotrt.client.generation import RemoteGeneration
+from cotrt.client.handle import RemoteGathered, RemoteHandle
+from cotrt.client.plain import plain, plain_ids, plain_sampling
+from cotrt.errors import BranchPrunedError, InvalidRequestError
+from cotrt.outputs import BranchKV, Choice, CompletionOutput, Score
+
+if TYPE_CHECKING:
+    from cotrt.client.client import Client
+
+Continuation = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteBranch:
+    """A branch on a server, with the verbs of `cotrt.Branch`; as a context manager it prunes.
+
+    Every property asks the server, and every use renews the lease.
+    """
+
+    _client: Client
+    _about: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The server's id of it."""
+        return str(self._about["id"])
+
+    # ---- verbs that need no model -------------------------------------------------------------
+
+    def fork(self, n: int = 1, *, at: int | None = None) -> RemoteBranches:
+        """`n` children that share all KV. Errors are those of `Branch.fork`."""
+        found = self._post("fork", {"n": n, "at": at})["data"]
+        return RemoteBranches(self._client, [RemoteBranch(self._client, each) for each in found])
+
+    def extend(self, text_or_ids: Continuation, *, special: bool = True) -> RemoteBranch:
+        """Append forced tokens. Errors are those of `Branch.extend`."""
+        name = "text" if isinstance(text_or_ids, str) else "token_ids"
+        value = text_or_ids if isinstance(text_or_ids, str) else plain_ids(text_or_ids)
+        self._about.update(self._post("extend", {name: value, "special": special}))
+        return self
+
+    def truncate(self, length: int, *, same_draws: bool = False) -> RemoteBranch:
+        """Roll back to an absolute length. Errors are those of `Branch.truncate`."""
+        self._about.update(self._post("truncate", {"length": length, "same_draws": same_draws}))
+        return self
+
+    def prune(self) -> None:
+        """Cut it and everything grown from it; idempotent."""
+        self._delete("true")
+
+    def close(self) -> None:
+        """Give it up; what has grown from it lives on. Idempotent."""
+        self._delete("false")
+
+    def keep(self, seconds: float) -> None:
+        """Renew the lease, and make it `seconds` from now on."""
+        self._about.update(self._post("keep", {"ttl": seconds}))
+
+    # ---- verbs that need the model ------------------------------------------------------------
+
+    def generate(self, params: Any = None, **overrides: Any) -> RemoteGeneration:
+        """Sample; the branch grows by every sampled token.
+
+        Args:
+            params: a `SamplingParams`, or None for the model's defaults.
+            **overrides: its fields to set on top.
+        """
+        return RemoteGeneration(self, plain_sampling(params, overrides))
+
+    def score(self, continuations: Any, *, given: Continuation = "") -> RemoteHandle[Any]:
+        """Log-probability of continuations, as `Branch.score`."""
+        body = {"continuations": plain(continuations), "given": plain(given)}
+
+        def work(link: Callable[[Any], None]) -> Any:
+            found = self._client._call("POST", self._path("score"), body, link)
+            return [_score(each) for each in found["data"]] if "data" in found else _score(found)
+
+        return RemoteHandle(work)
+
+    def choose(
+        self,
+        options: Sequence[Continuation],
+        *,
+        given: Continuation = "",
+        normalize: Literal["mean", "sum"] = "mean",
+    ) -> RemoteHandle[Choice]:
+        """Append the best option, as `Branch.choose`."""
+        body = {"options": plain(options), "given": plain(given), "normalize": normalize}
+
+        def work(link: Callable[[Any], None]) -> Choice:
+            found = self._client._call("POST", self._path("choose"), body, link)
+            scores = [_score(each) for each in found["scores"]]
+            return Choice(found["index"], found["option"], scores)
+
+        return RemoteHandle(work)
+
+    # ---- properties ---------------------------------------------------------------------------
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All token ids."""
+        return list(self._get()["token_ids"])
+
+    @property
+    def logprobs(self) -> list[float | None]:
+        """One entry a token; None where it was given."""
+        return list(self._get()["logprobs"])
+
+    @property
+    def sampled(self) -> list[bool]:
+        """One entry a token: whether it was sampled."""
+        return list(self._get()["sampled"])
+
+    @property
+    def text(self) -> str:
+        """What the model saw."""
+        return str(self._get()["text"])
+
+    @property
+    def depth(self) -> int:
+        """Forks between it and its root."""
+        return int(self._about["depth"])
+
+    @property
+    def parent(self) -> RemoteBranch | None:
+        """The branch it was forked from, if the server still has it."""
+        parent = self._get(full=False)["parent"]
+        if parent is None:
+            return None
+        path = f"/v1/branches/{quote(parent, safe='')}?full=false"
+        return RemoteBranch(self._client, self._client._call("GET", path))
+
+    @property
+    def children(self) -> RemoteBranches:
+        """Its living children."""
+        wanted = set(self._get(full=False)["children"])
+        found = [branch for branch in self._client.branches() if branch.id in wanted]
+        return RemoteBranches(self._client, found)
+
+    @property
+    def alive(self) -> bool:
+        """The server still has it."""
+        try:
+            self._get(full=False)
+        except BranchPrunedError:
+            return False
+        return True
+
+    @property
+    def finished(self) -> bool:
+        """Its last generation ended by an end-of-sequence token, and nothing came after."""
+        return bool(self._get(full=False)["finished"])
+
+    @property
+    def kv(self) -> BranchKV:
+        """Where its KV is now."""
+        return BranchKV(**self._get(full=False)["kv"])
+
+    def __len__(self) -> int:
+        return int(self._get(full=False)["num_tokens"])
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> RemoteBranch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.prune()
+
+    def __repr__(self) -> str:
+        return f"<RemoteBranch {self.id}>"
+
+    # ---- inside -------------------------------------------------------------------------------
+
+    def _path(self, verb: str = "") -> str:
+        return f"/v1/branches/{self.id}" + (f"/{verb}" if verb else "")
+
+    def _post(self, verb: str, body: dict[str, Any]) -> Any:
+        return self._client._call("POST", self._path(verb), body)
+
+    def _get(self, *, full: bool = True) -> dict[str, Any]:
+        query = "" if full else "?full=false"
+        about: dict[str, Any] = self._client._call("GET", self._path() + query)
+        return about
+
+    def _delete(self, prune: str) -> None:
+        with contextlib.suppress(BranchPrunedError):
+            self._client._call("DELETE", f"{self._path()}?prune={prune}")
+
+
+class RemoteBranches(Sequence[RemoteBranch]):
+    """Several branches with the verbs of one; as a context manager it prunes all."""
+
+    def __init__(self, client: Client, branches: Iterable[RemoteBranch]) -> None:
+        self._client = client
+        self._branches = list(branches)
+
+    def generate(self, params: Any = None, **overrides: Any) -> RemoteGathered[CompletionOutput]:
+        """`RemoteBranch.generate` on each, together.
+
+        Args:
+            params: one for all (an explicit seed gives the i-th branch ``hash(seed, i)``), or a
+                list with one each.
+            **overrides: fields to set on top of each.
+        """
+        if isinstance(params, (list, tuple)):
+            if len(params) != len(self):
+                raise InvalidRequestError(
+                    f"{len(params)} params for {len(self)} branches: give one, or one each"
+                )
+            started = [b.generate(p, **overrides) for b, p in zip(self._branches, params)]
+            return RemoteGathered(started)
+        from cotrt.sampling.seeds import normalize_seed, output_seed
+
+        fields = plain_sampling(params, overrides)
+        seed = fields.pop("seed", None)
+        each = []
+        for i, branch in enumerate(self._branches):
+            own = {} if seed is None else {"seed": output_seed(normalize_seed(seed), i)}
+            each.append(RemoteGeneration(branch, {**fields, **own}))
+        return RemoteGathered(each)
+
+    def score(self, continuations: Any, *, given: Continuation = "") -> RemoteGathered[Any]:
+        """`RemoteBranch.score` on each, together."""
+        return RemoteGathered([b.score(continuations, given=given) for b in self._branches])
+
+    def choose(
+        self,
+        options: Sequence[Continuation],
+        *,
+        given: Continuation = "",
+        normalize: Literal["mean", "sum"] = "mean",
+    ) -> RemoteGathered[Choice]:
+        """`RemoteBranch.choose` on each, together."""
+        return RemoteGathered(
+            [b.choose(options, given=given, normalize=normalize) for b in self._branches]
+        )
+
+    def extend(self, text_or_ids: Continuation, *, special: bool = True) -> RemoteBranches:
+        """`RemoteBranch.extend` on each."""
+        for branch in self._branches:
+            branch.extend(text_or_ids, special=special)
+        return self
+
+    def fork(self, n: int = 1, *, at: int | None = None) -> RemoteBranches:
+        """`n` children of each, those of the first branch first."""
+        found = [child for branch in self._branches for child in branch.fork(n, at=at)]
+        return RemoteBranches(self._client, found)
+
+    def prune(self) -> None:
+        """Prune all."""
+        for branch in self._branches:
+            branch.prune()
+
+    @overload
+    def __getitem__(self, index: int) -> RemoteBranch: ...
+    @overload
+    def __getitem__(self, index: slice) -> RemoteBranches: ...
+    def __getitem__(self, index: int | slice) -> RemoteBranch | RemoteBranches:
+        found = self._branches[index]
+        return RemoteBranches(self._client, found) if isinstance(found, list) else found
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def __enter__(self) -> RemoteBranches:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.prune()
+
+
+def _score(found: Mapping[str, Any]) -> Score:
+    return Score(list(found["token_ids"]), list(found["logprobs"]))

@@ -1,0 +1,37 @@
+"""Errors that a server tells of, as the kinds that a local branch would raise."""
+
+from __future__ import annotations
+
+import json
+
+from cotrt.errors import (
+    BranchBusyError,
+    BranchPrunedError,
+    CotrtError,
+    EngineDeadError,
+    InvalidRequestError,
+    KVCacheExhaustedError,
+    PromptTooLongError,
+)
+
+_ERRORS: dict[str, type[CotrtError]] = {
+    "context_length_exceeded": PromptTooLongError,
+    "kv_cache_exhausted": KVCacheExhaustedError,
+    "branch_busy": BranchBusyError,
+    "branch_pruned": BranchPrunedError,
+    "branch_not_found": BranchPrunedError,
+    "engine_dead": EngineDeadError,
+}
+
+
+def server_error(status: int, body: bytes) -> CotrtError:
+    """The error that the server told of, as the kind that a local branch would raise."""
+    try:
+        told = json.loads(body)["error"]
+        message, code = str(told["message"]), told.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code = body[:200].decode("utf-8", "replace"), None
+    kind = _ERRORS.get(code or "")
+    if kind is None:
+        kind = InvalidRequestError if status in (400, 401, 404, 413, 415) else CotrtError
+    return kind(message)
