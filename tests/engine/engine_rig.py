@@ -21,7 +21,7 @@ from cotrt.models.tokenizer import Tokenizer
 from cotrt.params import SamplingParams
 from cotrt.plan import StepPlan
 from cotrt.runtime import Runtime
-from cotrt.stats import metrics
+from cotrt.stats import memory_stats, metrics
 from cotrt.testing import ScriptedModel, _groups_of_rows
 
 VOCAB, EOS = 12, 0
@@ -165,7 +165,17 @@ class Rig:
         step = self.last_step
         owners = [entry.work.seq for entry in step.entries for _ in range(entry.num_rows)]
         positions = step.plan.positions.tolist()
+        for seq, slot in zip(owners, step.plan.slot_mapping.tolist(), strict=True):
+            if slot >= 0:
+                self._check_write(seq, *divmod(slot, self.tree.block_size))
         return [seq.ids(0, position + 1) for seq, position in zip(owners, positions, strict=True)]
+
+    def _check_write(self, writer: Any, block: int, offset: int) -> None:
+        """The slot is in no sealed block, and nobody but the writer sees it."""
+        assert not self.tree.pool.sealed[block], f"sealed block {block} is written"
+        for seq in self.scheduler.sequences:
+            if seq is not writer and block in seq.private:
+                assert seq.private_len <= offset, f"block {block} is written under {seq.id}"
 
     # ---- verbs --------------------------------------------------------------------------------
 
@@ -224,6 +234,7 @@ class Rig:
         self.engine.check_invariants()
         pool = self.tree.pool
         assert pool.num_free + pool.num_cached + pool.num_in_use == pool.num_blocks
+        self.check_memory()
         if not isinstance(self.model, LoggedModel):
             return
         kv = self.model._kv
@@ -237,6 +248,15 @@ class Rig:
             if not self.engine._in_flight and seq.work is None:
                 assert len(seq.private) <= 1
         self.check_counts()
+
+    def check_memory(self) -> None:
+        """What is empty of the slots in use is the rest of each tail, and no more."""
+        memory = memory_stats(self.engine)
+        assert memory.free + memory.in_use + memory.cached == memory.total
+        owned = {b for node in self.tree.nodes() if node.num_live for b in node.blocks}
+        tails = {b for seq in self.scheduler.sequences for b in seq.private} - owned
+        empty = memory.in_use * memory.block_size - memory.tokens_stored
+        assert 0 <= empty <= len(tails) * (memory.block_size - 1)
 
     def check_counts(self) -> None:
         """Every computed row is a first computation or counted as computed again."""

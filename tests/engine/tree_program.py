@@ -25,7 +25,8 @@ from cotrt.errors import (
 )
 from cotrt.handle import Handle
 from cotrt.params import SamplingParams
-from cotrt.sampling.seeds import child_seed, root_seed
+from cotrt.sampling.seeds import child_seed, output_seed, root_seed
+from cotrt.submission import submit
 
 MAX_LEN = 120
 
@@ -270,6 +271,35 @@ class TreeProgram(RuleBasedStateMachine):
         run = Running("generate", owner, handle, state, length)
         self.running.append(run)
         owner.busy = run
+        self._look()
+
+    @rule(
+        when=numbers,
+        prompts=st.lists(token_lists, min_size=1, max_size=3),
+        params=st.sampled_from(PARAMS),
+        n=st.integers(1, 3),
+    )
+    def submit(self, when: int, prompts: list[list[int]], params: SamplingParams, n: int) -> None:
+        self._do(when, lambda: self._submit(prompts, params.replace(n=n)))
+
+    def _submit(self, prompts: list[list[int]], params: SamplingParams) -> None:
+        """Prompts without a branch: their sequences go when they are done."""
+        try:
+            work = submit(self.rig.runtime, prompts, params, default_max_tokens=16)
+        except KVCacheExhaustedError:
+            assert max(map(len, prompts)) > self.capacity
+            return
+        for index, handle in enumerate(work):
+            state, prompt = handle._state, prompts[index // params.n]
+            seed = root_seed(0, self.num_roots + index // params.n)
+            if params.n > 1:
+                seed = child_seed(seed, index % params.n)
+            if params.seed is not None:
+                seed = output_seed(params.seed, index % params.n)
+            assert (state.seed, state.epoch) == (seed, 0)
+            owner = Shadow(None, list(prompt), [False] * len(prompt), seed)
+            self.running.append(Running("generate", owner, handle, state, len(prompt)))
+        self.num_roots += len(prompts)
         self._look()
 
     @rule(when=numbers, pick=numbers, options=st.lists(token_lists, min_size=1, max_size=4))
