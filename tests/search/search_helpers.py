@@ -120,8 +120,12 @@ ALGORITHMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "tree_of_thoughts_dfs": (
         search.tree_of_thoughts,
         {
-            **{"breadth": 2, "branching": 5, "depth": 3, "score": treasure},
-            **{"delimiter": "\n\n", "method": "dfs"},
+            "breadth": 2,
+            "branching": 5,
+            "depth": 3,
+            "score": treasure,
+            "delimiter": "\n\n",
+            "method": "dfs",
         },
     ),
     "mcts": (

@@ -14,8 +14,9 @@ from search_helpers import (
     path_reward,
     run,
     small_llm,
+    text_model,
+    treasure,
 )
-from search_helpers import text_model, treasure
 
 from cotrt import InvalidRequestError, SamplingParams, search
 

@@ -138,7 +138,8 @@ def test_an_agent_can_be_forked_at_any_turn() -> None:
 
 def test_calls_are_parsed_in_both_formats() -> None:
     two = (
-        'I will.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": {"c": [2]}}}\n</tool_call>\n'
+        'I will.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": {"c": [2]}}}\n'
+        "</tool_call>\n"
         '<tool_call>{"name": "say", "arguments": {"text": "a </tool_call> inside"}}</tool_call>'
     )
     assert parse_tool_calls(two) == [
