@@ -39,10 +39,10 @@ class AlignedBuffer {
     size_ = 0;
     constexpr size_t kHuge = size_t(2) << 20;
     const bool huge = bytes >= 2 * kHuge;
-    const size_t align = huge ? kHuge : 64;
-    const size_t rounded = (bytes + align - 1) / align * align;
-    data_ = static_cast<char*>(std::aligned_alloc(align, rounded));
-    if (!data_) throw std::bad_alloc();
+    const size_t rounded = (bytes + 63) / 64 * 64;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, huge ? kHuge : 64, rounded)) throw std::bad_alloc();
+    data_ = static_cast<char*>(memory);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (huge) madvise(data_, rounded, MADV_HUGEPAGE);
 #endif

@@ -51,7 +51,7 @@ std::vector<AttentionJob> make_attention_jobs(const AttentionPlan& plan, int num
   for (int g = 0; g < groups; ++g)
     total += cost(g, int64_t(plan.group_row_offsets[g + 1] - plan.group_row_offsets[g]) * heads);
   total *= num_kv_heads;
-  const int64_t target = std::max<int64_t>(total / (num_threads * 6), 1);
+  const int64_t target = std::max<int64_t>(total / (num_threads * 3), 1);
 
   std::vector<AttentionJob> jobs;
   std::vector<int64_t> costs;

@@ -25,7 +25,7 @@ class PackedLinear {
   int k() const { return k_; }
   DType type() const { return type_; }
   int num_panels() const { return num_panels_; }
-  int64_t bytes() const { return int64_t(data_.size()); }
+  int64_t bytes() const { return num_panels_ * packed_panel_bytes(type_, k_); }
   // Weight, bias and scale set; the caller adds rows and epilogue.
   LinearArgs args() const;
 

@@ -40,6 +40,18 @@ static inline void write_k(const typename T::Element* k, char* head, int token, 
   for (int s = 0; s < d / T::kPerStep; ++s) memcpy(to + s * stride, k + s * T::kPerStep, kStepBytes);
 }
 
+// Asks for the lines that one token's K head and V head go to: every step of K has its own.
+template <class T>
+static inline void prefetch_kv(const char* k_head, const char* v_head, int token, int d, int bs) {
+  const int lanes = k_lanes(bs);
+  const ptrdiff_t stride = ptrdiff_t(lanes) * kStepBytes;
+  const char* k = k_head + ptrdiff_t(token / lanes) * d / T::kPerStep * stride +
+                  ptrdiff_t(token % lanes) * kStepBytes;
+  for (int s = 0; s < d / T::kPerStep; ++s) __builtin_prefetch(k + s * stride, 1);
+  const char* v = v_head + ptrdiff_t(token / T::kPerStep) * d * kStepBytes;
+  for (int i = 0; i < d * kStepBytes; i += 64) __builtin_prefetch(v + i, 1);
+}
+
 // One token's V head: side by side in float32, every other element in bf16.
 template <class T>
 static inline void write_v(const typename T::Element* v, char* head, int token, int d) {
@@ -105,15 +117,18 @@ static void rope_and_write_typed(const RopeArgs& a, int row0, int row1) {
     const float* x = a.qkv + r * a.qkv_stride;
     const ptrdiff_t angles = ptrdiff_t(a.positions[r]) * half;
     const float *cos = a.cos + angles, *sin = a.sin + angles;
+    const int64_t slot = a.slot_mapping[r];
+    const int64_t block = slot / bs * head_bytes * a.num_kv_heads;
+    const int token = int(slot % bs);
+    for (int h = 0; h < a.num_kv_heads && slot >= 0; ++h)
+      prefetch_kv<T>(a.k_cache + block + h * head_bytes, a.v_cache + block + h * head_bytes, token,
+                     d, bs);
     for (int h = 0; h < a.num_q_heads; ++h, x += d) {
       rope_head(x, a.q_norm, a.eps, cos, sin, d, a.rot_dim, rotated);
       char* to = a.q_out + r * a.q_stride + ptrdiff_t(h) * d * sizeof(E);
       for (int i = 0; i < d; i += kLanes) T::store_row(to + i * sizeof(E), load(rotated + i));
     }
-    const int64_t slot = a.slot_mapping[r];
     if (slot < 0) continue;
-    const int64_t block = slot / bs * head_bytes * a.num_kv_heads;
-    const int token = int(slot % bs);
     for (int h = 0; h < a.num_kv_heads; ++h, x += d) {
       rope_head(x, a.k_norm, a.eps, cos, sin, d, a.rot_dim, rotated);
       for (int i = 0; i < d; i += kLanes)
