@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from api_helpers import COLON, END, make_rig
 
 from cotrt import LLM, RequestOutput, SamplingParams
 
@@ -124,3 +125,24 @@ def test_fork_then_decode_is_decode_from_scratch(smol: LLM, cold: LLM, ids: list
                 for entry, t in zip(out.outputs[0].logprobs, out.outputs[0].token_ids, strict=True)
             ]
             assert branch.logprobs[-5:] == pytest.approx(scratch, abs=1e-3)
+
+
+def test_a_session_keeps_ids_that_its_text_would_not_be_encoded_to(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    pref, ix, f = 1702, 1088, 86  # "pr", "ix", "ef": as text they would be one other id
+    folder = make_rig(tmp_path_factory.mktemp("prefix"), [COLON, pref, f, ix, END])
+    with LLM(folder, dtype="float32", kv_cache_memory_bytes=1 << 24) as llm:
+        branch = llm.branch("go:")
+        start = len(branch)
+        branch.generate(temperature=0.0, max_tokens=3).result()
+        assert branch.token_ids[start:] == [pref, f, ix]
+        assert branch.decode(start) == "prefix"
+        assert llm.tokenizer.encode("prefix") == [12821]
+        branch.extend(" and more")
+        before = llm.metrics["prompt_tokens_computed"]
+        branch.generate(temperature=0.0, max_tokens=1).result()
+        assert branch.token_ids[start : start + 3] == [pref, f, ix]
+        # Of the history only the last sampled token was not computed, and it is no given one.
+        assert llm.metrics["prompt_tokens_computed"] == before + len(branch) - 1 - start - 3
+        assert llm.metrics["recomputed_tokens"] == 0

@@ -110,6 +110,7 @@ class TreeProgram(RuleBasedStateMachine):
         block_size=st.sampled_from([8, 16]),
         max_num_seqs=st.sampled_from([1, 2, 4, 256]),
         budget=st.sampled_from([1, 5, 16, 64, 2048]),
+        scored=st.sampled_from([1, 3, 1024]),
         match=st.booleans(),
         ids=token_lists,
     )
@@ -119,6 +120,7 @@ class TreeProgram(RuleBasedStateMachine):
         block_size: int,
         max_num_seqs: int,
         budget: int,
+        scored: int,
         match: bool,
         ids: list[int],
     ) -> None:
@@ -127,10 +129,11 @@ class TreeProgram(RuleBasedStateMachine):
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max(budget, 1),
+            max_num_batched_tokens=budget,
             match_prompts=match,
             max_model_len=MAX_LEN,
         )
+        self.rig.scheduler._max_scored_rows = scored
         self._root(ids)
 
     # ---- verbs --------------------------------------------------------------------------------
