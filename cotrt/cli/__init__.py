@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 
 from cotrt import __version__
 
 # Each command is a module of this package with HELP, EXAMPLE, add_arguments and run.
-COMMANDS = ("doctor",)
+COMMANDS = ("serve", "chat", "run", "tree", "model", "bench", "doctor")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,7 +22,9 @@ def main(argv: Sequence[str]) -> int:
         Ctrl-C.
     """
     parser = argparse.ArgumentParser(
-        prog="cotrt", description="A chain-of-thought runtime with an embedded paged-KV engine."
+        prog="cotrt",
+        description="A chain-of-thought runtime with an embedded paged-KV engine.",
+        epilog="`cotrt COMMAND --help` says more, with an example.",
     )
     parser.add_argument("--version", action="version", version=f"cotrt {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -33,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
             help=module.HELP,
             description=module.HELP,
             epilog=f"example: {module.EXAMPLE}",
+            # The benchmarks have options, and a --help, of their own.
+            add_help=name != "bench",
         )
         module.add_arguments(command)
     options = parser.parse_args(argv)
@@ -40,8 +46,39 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         code: int = modules[options.command].run(options)
-    except CotrtError as error:
-        parser.exit(1, f"cotrt {options.command}: {error}\n")
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough; Python would complain once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (CotrtError, OSError) as error:
+        parser.exit(1, f"cotrt {options.command}: {error}\n")
+    except ValueError as error:
+        if type(error).__module__.partition(".")[0] not in ("pydantic", "pydantic_core"):
+            raise
+        parser.exit(1, f"cotrt {options.command}: {_first_problem(error)}\n")
+    except ModuleNotFoundError as error:
+        extra = getattr(modules[options.command], "NEEDS", None)
+        if extra is None or (error.name or "").startswith("cotrt"):
+            raise
+        parser.exit(
+            1,
+            f"cotrt {options.command}: {error.name} is not installed: pip install "
+            f"'cotrt[{extra}]'\n",
+        )
     return code
+
+
+def _first_problem(error: ValueError) -> str:
+    from pydantic import ValidationError
+
+    assert isinstance(error, ValidationError)
+    first = error.errors(include_url=False, include_context=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main(sys.argv[1:]))

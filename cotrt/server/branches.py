@@ -28,7 +28,7 @@ from cotrt.server.branch_requests import (
 from cotrt.server.branch_table import Lease
 from cotrt.server.chat_request import ChatRequest
 from cotrt.server.errors import ApiError
-from cotrt.server.outputs import read_pieces
+from cotrt.server.outputs import finish_reason, read_pieces
 from cotrt.server.service import Service
 from cotrt.server.wire import Emit, EventStream, Reply, read_model, while_connected
 
@@ -140,6 +140,7 @@ async def generate_branch(request: Request, service: Service) -> Response:
             if params.logprobs is not None:
                 event["logprobs"] = [_scores_json(each) for each in piece.scores]
             if piece.finish_reason is not None:
+                finish_reason(piece.finish_reason)
                 event["output"] = _completion_json(generation.result())
             await emit(event)
 
@@ -148,6 +149,7 @@ async def generate_branch(request: Request, service: Service) -> Response:
         return EventStream(stream, cleanup=cleanup, write_timeout_s=timeout)
     try:
         output = await while_connected(request.receive, lambda: _result(generation))
+        finish_reason(output.finish_reason)
         return Reply(_completion_json(output))
     finally:
         cleanup()

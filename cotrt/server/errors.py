@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
 from pydantic import ValidationError
@@ -82,6 +83,8 @@ def to_api_error(error: BaseException) -> ApiError:
         return ApiError(409, str(error), code="branch_pruned")
     if isinstance(error, EngineDeadError):
         return ApiError(503, str(error), code="engine_dead")
+    if isinstance(error, CancelledError):
+        return ApiError(503, "the work was stopped before it was done", code="shutting_down")
     logger.error("a request failed", exc_info=error)
     return ApiError(500, f"{type(error).__name__}: the request failed inside the server")
 

@@ -9,6 +9,7 @@ from typing import Any
 from cotrt.engine.state import GenerationState
 from cotrt.handle import Generation
 from cotrt.sampling.logprobs import Logprob
+from cotrt.server.errors import ApiError
 from cotrt.submission import Submission
 
 
@@ -72,5 +73,11 @@ def num_cached(states: Sequence[GenerationState], n: int) -> int:
 
 
 def finish_reason(reason: str | None) -> str:
-    """OpenAI knows no "abort"."""
-    return "length" if reason in (None, "abort") else str(reason)
+    """OpenAI's word for the end of an output.
+
+    Raises:
+        ApiError: it was cut off; only the end of the server does that to a client that listens.
+    """
+    if reason == "abort":
+        raise ApiError(503, "the server shut down before the work was done", code="shutting_down")
+    return str(reason)

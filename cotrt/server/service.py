@@ -56,6 +56,13 @@ class Service:
         """Refuse new work, and end live pages."""
         self.admission.is_draining = True
 
+    def cancel_all(self) -> None:
+        """End all work now: streams end with an error, replies are 503s."""
+        engine = self.runtime.engine
+        with engine.lock:
+            for work in [*engine.scheduler.running, *engine.scheduler.waiting]:
+                engine.cancel(work.data)
+
     def check_model(self, name: str | None) -> None:
         """A request's ``model``, if it names one, is ours.
 

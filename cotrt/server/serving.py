@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
 import uvicorn
 
 from cotrt.llm import LLM
@@ -16,6 +20,7 @@ from cotrt.server.service import Service
 
 logger = logging.getLogger("cotrt.server")
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -47,7 +52,8 @@ class Server(uvicorn.Server):
                 lifespan="on",
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=max(1, round(options.shutdown_timeout_s)),
+                # Ours comes first and ends the work itself; this one cancels what is left.
+                timeout_graceful_shutdown=round(options.shutdown_timeout_s) + 5,
                 h11_max_incomplete_event_size=64 << 10,
             )
         )
@@ -64,10 +70,36 @@ class Server(uvicorn.Server):
         if self.started and self._on_start is not None:
             self._on_start(self.port)
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask for a drain; a second one ends it.
+
+        Unlike uvicorn's own it does not raise the signal again when all is done: a drained server
+        leaves with exit code 0.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {each: signal.signal(each, self.handle_exit) for each in _SIGNALS}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new work, let running work end, then stop."""
         self.service.begin_draining()
-        await super().shutdown(sockets)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._end_late_work)
+            await super().shutdown(sockets)
+            group.cancel_scope.cancel()
+
+    async def _end_late_work(self) -> None:
+        seconds = self.service.options.shutdown_timeout_s
+        await anyio.sleep(seconds)
+        logger.warning("requests still ran after %s s of draining; they end now", seconds)
+        self.service.cancel_all()
 
 
 def serve(
@@ -94,8 +126,6 @@ def serve(
         server.run()
     except SystemExit as stop:  # uvicorn's own end where it cannot listen
         return _code(stop.code)
-    except KeyboardInterrupt:
-        return 0  # it has drained before it raises
     return 0 if server.started else 1
 
 

@@ -1,0 +1,179 @@
+"""`cotrt chat`: talk to a model in the terminal, and fork the conversation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cotrt.cli.engine_flags import add_engine_flags, add_model_argument, engine_options, model_of
+from cotrt.cli.sampling_flags import add_sampling_flags, sampling_params
+
+if TYPE_CHECKING:
+    from cotrt import LLM, Chat, SamplingParams
+
+HELP = "talk to a model; /fork a conversation and go on in both"
+EXAMPLE = "cotrt chat smollm2-135m --system 'Be brief.'"
+
+_COMMANDS = """\
+/fork [N]      N more conversations that go on from here (1)
+/branches      list them
+/switch N      go on in conversation N
+/tree          draw how they grew
+/undo          take back the last message and its reply
+/save FILE     write this conversation as JSON
+/load FILE     go on with one that was saved
+/quit          end (so does Ctrl-D; Ctrl-C stops a reply)"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    parser.add_argument("--system", help="system message")
+    add_sampling_flags(parser)
+    add_engine_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Talk until the end of the input."""
+    from cotrt import LLM
+
+    with LLM(model_of(options), **engine_options(options)) as llm:
+        params = sampling_params(options, llm)
+        _Talk(llm, params, options.system).run()
+    return 0
+
+
+@dataclass(slots=True)
+class _Conversation:
+    chat: Chat
+    parent: int | None = None
+    first: int = 0  # messages that it shares with its parent
+    children: list[int] = field(default_factory=list)
+
+
+class _Talk:
+    """The conversations, and the one that is talked in."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self._llm = llm
+        self._params = params
+        self._all = [_Conversation(llm.start_chat(system=system))]
+        self._now = 0
+        self._is_terminal = sys.stdin.isatty()
+
+    def run(self) -> None:
+        if self._is_terminal:
+            print("/help lists the commands")
+        while True:
+            try:
+                line = input(f"[{self._now}] > " if self._is_terminal else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                print()
+                continue
+            if line in ("/quit", "/exit"):
+                return
+            if line:
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        from cotrt.errors import CotrtError
+
+        try:
+            if line.startswith("/"):
+                self._command(*line[1:].split(None, 1))
+            else:
+                self._say(line)
+        except (CotrtError, OSError, ValueError) as error:
+            print(f"! {error}")
+
+    def _say(self, text: str) -> None:
+        with self._chat.send(text, self._params) as reply:
+            try:
+                for chunk in reply:
+                    print(chunk.text, end="", flush=True)
+            except KeyboardInterrupt:
+                reply.cancel()
+                print(" [stopped]", end="")
+        print()
+
+    @property
+    def _chat(self) -> Chat:
+        return self._all[self._now].chat
+
+    def _command(self, name: str = "", argument: str = "") -> None:
+        if name == "fork":
+            self._fork(_number(argument or "1"))
+        elif name == "branches":
+            for index in range(len(self._all)):
+                print(self._line(index))
+        elif name == "switch":
+            index = _number(argument)
+            if not 0 <= index < len(self._all):
+                raise ValueError(f"/switch {index}: there are 0 to {len(self._all) - 1}")
+            self._now = index
+        elif name == "tree":
+            for index, each in enumerate(self._all):
+                if each.parent is None:
+                    self._draw(index, "")
+        elif name == "undo":
+            self._chat.undo()
+            print(self._line(self._now))
+        elif name == "save":
+            self._save(argument)
+        elif name == "load":
+            self._load(argument)
+        else:
+            print(_COMMANDS)
+
+    def _fork(self, n: int) -> None:
+        parent = self._all[self._now]
+        for chat in self._chat.fork(n):
+            parent.children.append(len(self._all))
+            self._all.append(_Conversation(chat, self._now, len(chat.messages)))
+        print(f"{n} more; /switch {len(self._all) - n} goes to the first of them")
+
+    def _line(self, index: int) -> str:
+        messages = self._all[index].chat.messages
+        last = messages[-1]["content"] if messages else ""
+        text = " ".join(str(last).split())
+        text = text if len(text) <= 60 else text[:57] + "..."
+        mark = "*" if index == self._now else " "
+        return f"{mark} {index}  {len(messages)} messages  {text}"
+
+    def _draw(self, index: int, indent: str) -> None:
+        print(indent + self._line(index))
+        for child in self._all[index].children:
+            self._draw(child, indent + "   ")
+
+    def _save(self, path: str) -> None:
+        if not path:
+            raise ValueError("/save FILE: name a file")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"messages": self._chat.messages}, file, ensure_ascii=False, indent=1)
+        print(f"saved {path}")
+
+    def _load(self, path: str) -> None:
+        if not path:
+            raise ValueError("/load FILE: name a file")
+        with open(path, encoding="utf-8") as file:
+            found: Any = json.load(file)
+        messages = found.get("messages") if isinstance(found, dict) else None
+        if not isinstance(messages, list) or not all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+        ):
+            raise ValueError(f"/load {path}: it holds no conversation that /save wrote")
+        chat = self._llm.start_chat()
+        chat._messages = messages  # the next turn renders and computes them
+        self._all.append(_Conversation(chat))
+        self._now = len(self._all) - 1
+        print(self._line(self._now))
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is not a number")
+    return int(text)

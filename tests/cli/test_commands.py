@@ -1,0 +1,189 @@
+"""The commands in this process, over scripted models: output, exit codes, errors in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cotrt
+from cotrt.cli import COMMANDS, main
+from cotrt.testing import ScriptedModel
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+REAL = cotrt.LLM
+
+
+def echoing(ids: Sequence[int]) -> Mapping[int, float]:
+    """After <assistant>: "ok" and the number of messages before, then the end."""
+    said = "".join(map(chr, ids))
+    start = said.rfind("<assistant>") + len("<assistant>")
+    text = [*map(ord, f"ok{said.count('</s>')}"), 0]
+    return {text[min(len(said) - start, len(text) - 1)]: 1.0}
+
+
+def counting(ids: Sequence[int]) -> Mapping[int, float]:
+    return {97 + len(ids) % 26: 1.0}
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Makes every `LLM` a scripted one."""
+
+    def use(next_probs: Any) -> None:
+        def make(name: str, **options: Any) -> Any:
+            assert name == "a-model"
+            scripted = ScriptedModel(next_probs, vocab_size=300, eos_token_id=0)
+            options = {"kv_cache_memory_bytes": 1 << 18, "chat_template": TEMPLATE, **options}
+            return REAL(scripted, **options)
+
+        monkeypatch.setattr(cotrt, "LLM", make)
+
+    use(counting)
+    return use
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if command == "bench":
+        assert main(["bench"]) == 2
+        assert "cpu" in "".join(capsys.readouterr())
+        return
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"cotrt {command}" in capsys.readouterr().out.partition("example:")[2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "text"),
+    [
+        ([], 2, "COMMAND"),
+        (["nope"], 2, "nope"),
+        (["run"], 2, "--prompt"),
+        (["run", "--prompt", "a"], 1, "name one model"),
+        (["run", "no/such/model/here", "--prompt", "a"], 1, "does not exist"),
+        (["run", "a-model", "--file", "not-there.jsonl"], 1, "not-there.jsonl"),
+        (["serve", "a-model", "--api-key", "with space"], 1, "API key"),
+        (["serve", "a-model", "--tool-call-parser", "x"], 1, "tool_call_parser"),
+        (["serve", "a-model", "--block-size", "x"], 2, "block-size"),
+        (["model", "convert", "not-there.gguf", "x"], 1, "not-there.gguf"),
+    ],
+)
+def test_errors_are_one_line_with_an_exit_code(
+    argv: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == code
+    error = capsys.readouterr().err
+    assert text in error and "Traceback" not in error
+
+
+def test_run_streams_one_prompt(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "a-model", "--prompt", "abc", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out == "defgh\n"
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "a-model", "--prompt", "a", "--temperature", "-1"])
+    assert caught.value.code == 1
+    assert "temperature" in capsys.readouterr().err
+
+
+def test_run_takes_and_gives_json_lines(
+    model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, sink = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines: list[Any] = [
+        "abc",
+        {"id": 7, "prompt": "ab", "max_tokens": 2, "n": 2},
+        {"messages": [{"role": "user", "content": "x"}], "stop": "z"},
+    ]
+    source.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    argv = ["run", "a-model", "--file", str(source), "--output", str(sink), "--max-tokens", "4"]
+    assert main(argv) == 0
+    found = [json.loads(line) for line in sink.read_text().splitlines()]
+    assert found[0]["outputs"] == [{"text": "defg", "finish_reason": "length"}]
+    assert found[1]["id"] == 7 and [o["text"] for o in found[1]["outputs"]] == ["cd", "cd"]
+    assert found[2]["usage"]["completion_tokens"] <= 4
+    source.write_text('"ok"\n{"prompt": "a", "nope": 1}\n')
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 1
+    assert "line 2" in capsys.readouterr().err
+    source.write_text('"ok"\n{\n')
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert "in.jsonl:2" in capsys.readouterr().err
+
+
+def test_chat_forks_switches_undoes_saves_and_loads(
+    model: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model(echoing)
+    file = tmp_path / "talk.json"
+    script = [
+        "hi",
+        "/fork 2",
+        "/switch 2",
+        "more",
+        "/branches",
+        "/tree",
+        "/undo",
+        f"/save {file}",
+        f"/load {file}",
+        "again",
+        "/switch 9",
+        "/load not-there",
+        "/what",
+        "/quit",
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(script) + "\n"))
+    assert main(["chat", "a-model"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("ok1\n2 more; /switch 1")
+    assert "ok3\n" in said
+    assert "* 2  4 messages  ok3" in said and "\n   * 2  4 messages" in said
+    assert "* 2  2 messages  ok1" in said
+    assert json.loads(file.read_text())["messages"][1]["content"] == "ok1"
+    assert "* 3  2 messages  ok1\nok3\n" in said
+    assert "! /switch 9" in said and "! [Errno 2]" in said and "/fork [N]" in said
+
+
+def test_tree_draws_what_it_searched(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["tree", "a-model", "--question", "q", "--n", "2", "--depth", "2", "--max-tokens", "4"]
+    for method in ("tree_of_thoughts", "best_of_n", "self_consistency", "step_beam_search"):
+        assert main([*argv, "--method", method]) == 0
+        said = capsys.readouterr().out
+        assert method in said and "stopped by" in said
+
+
+def test_flags_cover_every_option_of_the_engine() -> None:
+    from dataclasses import fields
+
+    from cotrt.cli.engine_flags import _FLAGS, _SWITCHES
+    from cotrt.config import EngineConfig
+
+    assert {f.name for f in fields(EngineConfig)} - {"model"} == {*_FLAGS, *_SWITCHES}
+
+
+def test_what_means_nothing_on_a_cpu_is_ignored_by_serve_alone() -> None:
+    import argparse
+
+    from cotrt.cli.engine_flags import add_engine_flags, engine_options
+
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    argv = ["--gpu-memory-utilization", "0.5", "--enforce-eager", "--device", "cpu"]
+    options = parser.parse_args(argv)
+    assert engine_options(options, lenient=True) == {"device": "cpu"}
+    assert engine_options(options)["gpu_memory_utilization"] == 0.5
