@@ -187,7 +187,7 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
       // Scores.
       const int steps = d / T::kPerStep, panels = ceil_div(seen, kLanes);
       TileArgs qk{nullptr, &steps, 1, kLaneGroupBytes, 0, (const char*)(w.q + s0 * d),
-                  ptrdiff_t(d * sizeof(E)), nullptr, stride, nullptr, nullptr, 0};
+                  ptrdiff_t(d * sizeof(E)), nullptr, stride, nullptr, nullptr, 0, 0};
       const bool wide = mr <= kWideTileRows;
       const TileFn score = wide ? TileTable<T, 4, true, false>::get(mr)
                                 : TileTable<T, 2, true, false>::get(mr);
@@ -244,7 +244,7 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
       }
       TileArgs pv{chunk.v_run, chunk.v_steps, v_runs, ptrdiff_t(d) * kStepBytes, kLaneGroupBytes,
                   (const char*)w.weights, ptrdiff_t(stride * sizeof(E)), nullptr, d, w.alpha,
-                  nullptr, 0};
+                  nullptr, 0, 0};
       const char* run0[kAttentionChunk / 8 + 2];
       for (int r = 0; r < v_runs; ++r) run0[r] = chunk.v_run[r];
       pv.runs = run0;

@@ -47,7 +47,8 @@ static void linear_panels(const LinearArgs& a, int m0, int m1, int panel0, int p
   const RowTiles tiles(m1 - m0);
   for (int p = panel0; p < panel1; ++p) {
     const char* w = a.weight + p * panel_bytes;
-    // The panel that comes next, asked for by the first two tiles, a line a step each.
+    // The panel that comes next, asked for by the first two tiles, a line a step each (by one
+    // alone, two lines).
     const char* next = p + 1 < panel1 ? w + panel_bytes : a.next;
     const ptrdiff_t lines = panel_bytes / 64;
     const int asking = tiles.count > 1 ? 2 : 1;
@@ -56,7 +57,7 @@ static void linear_panels(const LinearArgs& a, int m0, int m1, int panel0, int p
       const int row = m0 + tiles.first(t), rows = tiles.first(t + 1) - tiles.first(t);
       TileArgs args{&w,          &steps, 1,        2 * group_bytes, group_bytes, a.x + row * a.x_stride,
                     a.x_stride, c,      kPanel, nullptr,       next ? next + t * steps * stride : w,
-                    t < asking ? stride : 0};
+                    t < asking ? stride : 0, stride == 128 ? 64 : 0};
       TileTable<T, 2, false, false>::get(rows)(args);
       finish_tile(a, c, row, rows, p);
     }

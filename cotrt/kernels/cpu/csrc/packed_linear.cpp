@@ -57,7 +57,7 @@ PackedLinear::PackedLinear(int n, int k, DType type, bool interleave)
   if (n <= 0 || k <= 0) throw std::invalid_argument("a linear needs rows and columns");
   if (type != DType::kFloat32 && k % 2) throw std::invalid_argument("k must be even");
   if (interleave && n % kPanel) throw std::invalid_argument("gate and up need multiples of 16 rows");
-  data_.reserve(size_t(num_panels_) * packed_panel_bytes(type, k));
+  data_ = WeightMemory(size_t(num_panels_) * packed_panel_bytes(type, k));
   if (type == DType::kInt8) scale_.reserve(size_t(num_panels_) * kPanel * 4);
 }
 

@@ -6,6 +6,7 @@
 #include "aligned_buffer.h"
 #include "kernel_table.h"
 #include "thread_pool.h"
+#include "weight_memory.h"
 
 namespace cotrt {
 
@@ -35,7 +36,8 @@ class PackedLinear {
   int n_, k_, num_panels_;
   DType type_;
   bool interleave_;
-  AlignedBuffer data_, bias_, scale_;
+  WeightMemory data_;
+  AlignedBuffer bias_, scale_;
 };
 
 // How a linear over m rows is cut into chunks of about equal cost.

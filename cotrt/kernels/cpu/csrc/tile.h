@@ -17,6 +17,7 @@ struct TileArgs {
   const float* c_scale;       // [rows]: start from c * c_scale instead of 0
   const char* ahead;          // memory to ask for, ahead_stride bytes further every step
   ptrdiff_t ahead_stride;     // 0: nothing is wanted (the same line is asked for again)
+  ptrdiff_t ahead_second;     // 64: the line after it too; 0: not
 };
 
 // kDistinct: one run, whose lane groups lie at runs[0], runs[1], ... (the panels of K).
@@ -54,6 +55,7 @@ inline void tile(const TileArgs& a) {
         }
         if (!kDistinct && !kAccumulate) {
           __builtin_prefetch(ahead, 0, 2);
+          __builtin_prefetch(ahead + a.ahead_second, 0, 2);
           ahead += a.ahead_stride;
         }
 #pragma GCC unroll 16
