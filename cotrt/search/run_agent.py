@@ -113,13 +113,13 @@ async def run_agent(
                 for index in range(len(calls)):
                     group.start_soon(answer, index)
             turn.answer = None
+            session.set_state(turn, "kept", "called " + ", ".join(c.name or "?" for c in calls))
             try:
                 observation = _observe(session, turn, style, answers)
             except (PromptTooLongError, KVCacheExhaustedError) as error:
                 session.set_state(turn, "cut", str(error))
                 break
             if number == max_turns - 1:
-                session.set_state(turn, "kept", "the last turn called a tool")
                 session.stop("max_steps")
                 last = observation
                 break

@@ -108,7 +108,7 @@
         context.bezierCurveTo(middle, y0, middle, y1, node.x, y1);
       }
       context.strokeStyle = win ? colors.win : colors.edge;
-      context.lineWidth = (win ? 3 : 1.2) / Math.min(1, Math.max(scale, 0.25));
+      context.lineWidth = win ? Math.max(3, 2 / scale) : Math.max(1.2, 0.5 / scale);
       context.stroke();
     }
 
@@ -124,6 +124,18 @@
     const dim = node.state === "pruned" || (found.size && !found.has(node.id));
     context.globalAlpha = dim ? 0.35 : 1;
     context.fillStyle = back;
+    if (scale < 0.12) {
+      // From afar a node is a patch of colour, at least a pixel high.
+      if (wins) context.fillStyle = colors.win;
+      context.fillRect(node.x, node.y, WIDTH, Math.max(HEIGHT, 1.2 / scale));
+      context.globalAlpha = 1;
+      if (node === selected) {
+        context.strokeStyle = colors.pick;
+        context.lineWidth = 2 / scale;
+        context.strokeRect(node.x - 3 / scale, node.y - 3 / scale, WIDTH + 6 / scale, HEIGHT + 6 / scale);
+      }
+      return;
+    }
     context.beginPath();
     context.roundRect(node.x, node.y, WIDTH, HEIGHT, 7);
     context.fill();
@@ -141,9 +153,9 @@
       context.roundRect(node.x - gap, node.y - gap, WIDTH + 2 * gap, HEIGHT + 2 * gap, 9);
       context.stroke();
     }
-    context.globalAlpha = dim ? 0.5 : 1;
+    context.globalAlpha = dim ? 0.6 : 1;
     if (scale > 0.38) {
-      context.fillStyle = ink;
+      context.fillStyle = dim ? colors.ink : ink;
       context.textBaseline = "middle";
       context.font = "600 11px system-ui, sans-serif";
       context.fillText(cut(node, "head", head(node), WIDTH - 20), node.x + 10, node.y + 15);
@@ -211,15 +223,16 @@
 
   function fit() {
     const room = 24;
-    const width = stage.clientWidth - 2 * room, height = stage.clientHeight - 2 * room;
-    view.scale = Math.max(0.02, Math.min(1.2, width / bounds.width, height / bounds.height));
+    const width = stage.clientWidth - 2 * room;
+    const height = stage.clientHeight - 2 * room - document.getElementById("legend").offsetHeight;
+    view.scale = Math.max(0.002, Math.min(1.2, width / bounds.width, height / bounds.height));
     view.x = room + Math.max(0, (width - bounds.width * view.scale) / 2);
     view.y = room + Math.max(0, (height - bounds.height * view.scale) / 2);
     redraw();
   }
 
   function zoom(factor, x, y) {
-    const scale = Math.max(0.02, Math.min(4, view.scale * factor));
+    const scale = Math.max(0.002, Math.min(4, view.scale * factor));
     view.x = x - (x - view.x) * (scale / view.scale);
     view.y = y - (y - view.y) * (scale / view.scale);
     view.scale = scale;
