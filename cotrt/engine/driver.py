@@ -82,7 +82,10 @@ class Driver:
         return not self._thread.is_alive()
 
     def _break_off(self) -> None:
-        """Raise `_BrokenOff` in the thread, which ends its step at the next Python bytecode."""
+        """End the step: at the model's next layer, or else at the thread's next bytecode."""
+        interrupt = getattr(self.engine.model, "interrupt", None)
+        if interrupt is not None and not self.forked:
+            interrupt()
         if self._thread.ident is not None and not self.forked:
             ident = ctypes.c_ulong(self._thread.ident)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(_BrokenOff))

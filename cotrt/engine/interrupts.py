@@ -24,15 +24,17 @@ class InterruptShield:
         self._depth = 0
         self._handler: Any = None
         self._noted: tuple[int, FrameType | None] | None = None
+        self._put_aside = self._note  # one object, to be known again
 
     def hold(self) -> None:
         if threading.get_ident() != self._main:
             return
         if self._depth == 0:
             handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):  # else it is ignored, ends the process, or is not Python's
+            # Else it is ignored, ends the process, is not Python's, or is being put back just now.
+            if callable(handler) and handler is not self._put_aside:
                 try:
-                    signal.signal(signal.SIGINT, self._note)
+                    signal.signal(signal.SIGINT, self._put_aside)
                 except ValueError:  # this is no main interpreter: it gets no signals
                     handler = None
                 self._handler = handler
@@ -46,12 +48,15 @@ class InterruptShield:
         """
         if threading.get_ident() != self._main:
             return
-        self._depth -= 1
-        if self._depth or self._handler is None:
+        if self._depth > 1:
+            self._depth -= 1
             return
         handler, self._handler = self._handler, None
-        noted, self._noted = self._noted, None
+        self._depth = 0
+        if handler is None:
+            return
         signal.signal(signal.SIGINT, handler)
+        noted, self._noted = self._noted, None
         if noted is not None:
             handler(*noted)
 

@@ -245,7 +245,12 @@ def test_score_takes_one_or_many_texts_or_ids():
         assert branch.score(np.array([98, 99])).result().token_ids == [98, 99]
         assert [s.token_ids for s in branch.score([[98], "bc"]).result()] == [[98], [98, 99]]
         assert branch.score([]).result() == []
-        for bad, says in ((["b", ""], "no tokens"), (3, "int"), ([98, "b"], "must be"), (b"b", "bytes")):
+        for bad, says in (
+            (["b", ""], "no tokens"),
+            (3, "int"),
+            ([98, "b"], "must be"),
+            (b"b", "bytes"),
+        ):
             with pytest.raises(InvalidRequestError, match=says):
                 branch.score(bad)
         assert len(branch) == 1 and llm.metrics["generated_tokens"] == 0
