@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections.abc import Sequence as SequenceABC
@@ -23,7 +24,7 @@ class Node:
         parent: the node before it; None for the tree's root, which has no blocks.
         blocks: block ids; keys: the token ids of each block.
         start, end: absolute positions of its first token and after its last.
-        children: child nodes by the token ids of their first block.
+        children: child nodes by the token ids of their first block; sorted_keys: those, sorted.
         tips: sequences whose sealed part ends here (a dict used as an ordered set).
         num_live: tips, plus children that are live. A node without any is cached.
         pruned: it lost its last holder by a prune, so it is evicted first.
@@ -41,6 +42,7 @@ class Node:
         "parent",
         "path_hash",
         "pruned",
+        "sorted_keys",
         "start",
         "tips",
     )
@@ -52,12 +54,26 @@ class Node:
         self.start = start
         self.end = start
         self.children: dict[Key, Node] = {}
+        self.sorted_keys: list[Key] = []
         self.tips: dict[Sequence, None] = {}
         self.num_live = 0
         self.pruned = False
         self.last_used = 0
         self.path_hash = 0  # kept by counting.PathHasher: covers the first num_hashed blocks
         self.num_hashed = -1
+
+    def add_child(self, child: Node) -> None:
+        self.children[child.keys[0]] = child
+        bisect.insort(self.sorted_keys, child.keys[0])
+
+    def remove_child(self, key: Key) -> None:
+        del self.children[key]
+        del self.sorted_keys[bisect.bisect_left(self.sorted_keys, key)]
+
+    def nearest_keys(self, tokens: SequenceABC[int]) -> list[Key]:
+        """At most two children's keys, among them one that begins most like `tokens`."""
+        at = bisect.bisect_left(self.sorted_keys, tuple(tokens))
+        return self.sorted_keys[max(0, at - 1) : at + 1]
 
 
 class KVTree:
@@ -281,7 +297,7 @@ class KVTree:
         child.end += self.block_size
         child.num_live = 1
         child.tips[seq] = None
-        node.children[key] = child
+        node.add_child(child)
         del node.tips[seq]  # num_live of `node` stays: a tip less, a live child more
         seq.node = child
 
@@ -321,18 +337,22 @@ class KVTree:
         if len(tokens) <= best:
             return
         node = seq.node
-        for key, child in node.children.items():
+        for key in node.nearest_keys(tokens):
             common = common_prefix(key, tokens)
             if common > best:
-                best, view = common, child.blocks[0]
+                best, view = common, node.children[key].blocks[0]
         for other in itertools.islice(reversed(node.tips), _MAX_TAILS_COMPARED):
-            if other.private_len > best and other is not seq:
+            if best == len(tokens):
+                break
+            if (
+                other.private_len > best
+                and other is not seq
+                and other.token_at(node.end + best) == tokens[best]
+            ):
                 theirs = other.span.slice_ids(node.end, node.end + other.private_len)
                 common = common_prefix(theirs, tokens)
                 if common > best:
                     best, view = common, other.private[0]
-            if best == len(tokens):
-                break
         if view >= 0:
             self.version += 1
             self.pool.hold(view)
@@ -354,7 +374,7 @@ class KVTree:
         node.blocks, node.keys = node.blocks[count:], node.keys[count:]
         node.start = upper.end
         node.num_hashed = -1
-        upper.children[node.keys[0]] = node
+        upper.add_child(node)
         return upper
 
     # ---- eviction -----------------------------------------------------------------------------
@@ -384,7 +404,7 @@ class KVTree:
                 heapq.heappop(self._evictable)
                 parent = node.parent
                 assert parent is not None
-                del parent.children[key]
+                parent.remove_child(key)
                 if parent is not self.root and not parent.num_live and not parent.children:
                     self._push_evictable(parent)
             return
@@ -447,6 +467,7 @@ class KVTree:
             assert node.end == node.start + len(node.blocks) * size
             assert node.parent is not None and node.parent.end == node.start
             assert node.parent.children.get(node.keys[0]) is node
+            assert node.sorted_keys == sorted(node.children), "sorted_keys are not the children's"
             live_children = sum(1 for c in node.children.values() if c.num_live)
             assert len(node.tips) == tips.get(id(node), 0), "a tip of no known sequence"
             assert node.num_live == len(node.tips) + live_children, (

@@ -272,10 +272,15 @@ class Scheduler:
         base, target = seq.node.end, work.target
         best, best_entry = (False, seq.num_computed), None
         mine: list[int] | None = None
+        # Whoever is of use has this token too: most others are told apart by it.
+        first = min(wanted, seq.num_computed)
+        first_token = seq.token_at(first)
         for entry in builder.by_node.get(seq.node, ())[:_MAX_LEADERS_ASKED]:
             other = entry.work.seq
             if not self._match_prompts and other.order[0] != seq.order[0]:
                 continue  # of another root
+            if other.length <= first or other.token_at(first) != first_token:
+                continue
             # Past a logits row that is wanted and not brought, its KV is of no use.
             limit = target if wanted >= entry.start else work.match_limit
             stop = min(limit, entry.work.target)

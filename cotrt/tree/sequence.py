@@ -132,6 +132,12 @@ class Sequence:
         """Leading tokens whose KV is there."""
         return self.node.end + self.private_len
 
+    def token_at(self, position: int) -> int:
+        """The token id at absolute `position`."""
+        span = self.span
+        index = position - span.start
+        return span.ids[index] if index >= 0 else span.slice_ids(position, position + 1)[0]
+
     def ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Token ids at absolute positions `start` to `stop` (default: all)."""
         return self.span.slice_ids(start, self.length if stop is None else stop)

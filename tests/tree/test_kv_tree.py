@@ -7,6 +7,7 @@ import random
 import pytest
 from tree_rig import Grove
 
+from cotrt.tree.kv_tree import common_prefix
 from cotrt.tree.sequence import Sequence
 
 
@@ -250,6 +251,22 @@ def test_sealed_paths_of_20_000_forks_need_no_recursion() -> None:
     grove.tree.truncate_tip(seq, 5)
     grove.tree.release(seq)
     assert grove.counts[1] == 0
+
+
+def test_the_longest_partial_match_is_found_among_many_children_and_tails() -> None:
+    pick = random.Random(3)
+    for _ in range(60):
+        grove = Grove(num_blocks=512, block_size=4)
+        prompts = [[pick.randrange(3) for _ in range(pick.randint(1, 7))] for _ in range(40)]
+        for prompt in prompts:
+            seq = grove.root(prompt)
+            grove.compute(seq)
+            if pick.random() < 0.5:
+                grove.drop(seq)  # its tail goes, its full block stays
+        kept = [seq.ids() for seq in grove.sequences] + [p[: len(p) // 4 * 4] for p in prompts]
+        wanted = [pick.randrange(3) for _ in range(6)]
+        best = max(common_prefix(ids, wanted) for ids in kept)
+        assert held(grove, wanted) == best
 
 
 def test_blocks_that_a_sequence_holds_alone() -> None:
