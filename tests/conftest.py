@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 # No test may reach a model hub; a hub id must come from the cache or fail at once.
@@ -12,6 +13,10 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Test files of two rooms may have one name (pytest imports each by its path), so helpers are found
+# here: any test imports the helpers of its own room, or of another, by their bare names.
+sys.path += sorted({str(path.parent) for path in (ROOT / "tests").glob("*/**/*.py")} - {*sys.path})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
