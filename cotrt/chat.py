@@ -228,7 +228,8 @@ class Chat:
         tokenizer = self._runtime.tokenizer
         chat = tokenizer.prepare_chat(messages, **self._template)
         keep, before = _common_tokens(tokenizer, history, chat.text)
-        return keep, tokenizer.encode_prepared(chat, after=before)
+        last_id = history[keep - 1] if keep else None
+        return keep, tokenizer.encode_prepared(chat, after=before, last_id=last_id)
 
     def __enter__(self) -> Chat:
         return self
@@ -270,7 +271,7 @@ def _as_messages(message: Any) -> list[dict[str, Any]]:
 
 def _common_tokens(tokenizer: Any, ids: list[int], text: str) -> tuple[int, int]:
     """How many leading `ids` say what `text` begins with, and how many characters that is."""
-    history = tokenizer.decode(ids)
+    history = tokenizer.chat_text(ids)
     if text.startswith(history):
         return len(ids), len(history)
     low, high = 0, len(history)  # characters in common: between the two
@@ -284,12 +285,12 @@ def _common_tokens(tokenizer: Any, ids: list[int], text: str) -> tuple[int, int]
     low, high = 0, len(ids)  # the last token that ends within them
     while low < high:
         middle = (low + high + 1) // 2
-        if len(tokenizer.decode(ids[:middle])) <= common:
+        if len(tokenizer.chat_text(ids[:middle])) <= common:
             low = middle
         else:
             high = middle - 1
     while low:  # not inside a character
-        begin = tokenizer.decode(ids[:low])
+        begin = tokenizer.chat_text(ids[:low])
         if text.startswith(begin):
             return low, len(begin)
         low -= 1

@@ -301,16 +301,47 @@ class Tokenizer:
         )
         return PreparedChat(source.replace(guard, "") if guard else source, source, guard)
 
-    def encode_prepared(self, chat: PreparedChat, *, after: int = 0) -> list[int]:
-        """Ids of a rendered chat, but for the first `after` characters, which they then follow."""
+    def chat_text(self, ids: Sequence[int]) -> str:
+        """Text of a chat's ids as its template wrote it.
+
+        That is `decode`, less the dummy spaces that some tokenizers put after special tokens.
+        """
+        if not self._codec.space_after_special:
+            return self.decode(ids)
+        special = set(self._codec.special_tokens.values())
+        texts: list[str] = []
+        run: list[int] = []
+        for token in ids:
+            if token in special:
+                texts += [self.decode(run), self.decode([token])]
+                run = []
+            else:
+                run.append(token)
+        return "".join(texts) + self.decode(run)
+
+    def encode_prepared(
+        self, chat: PreparedChat, *, after: int = 0, last_id: int | None = None
+    ) -> list[int]:
+        """Ids of a rendered chat.
+
+        Args:
+            chat: from `prepare_chat`.
+            after: leave out so many characters, which the ids then follow.
+            last_id: the last id of those characters.
+        """
         guard, text = chat.guard, chat.source
+        follows = after > 0
+        if self._codec.space_after_special and last_id in self._codec.special_tokens.values():
+            follows = False
         if not guard:
             text = text[after:]
-            return self._codec.encode(text, whole=False, special=True, continues=after > 0)
+            if not text:
+                return []
+            return self._codec.encode(text, whole=False, special=True, continues=follows)
         # The guard breaks the spellings that were said, so what matches now the template wrote.
         # Those are ids; all between them is plain text, from which the guard is taken out.
         ids: list[int] = []
-        start, skip, follows = 0, after, after > 0
+        start, skip = 0, after
         for match in self._spellings.finditer(text):
             said = text[start : match.start()].replace(guard, "")
             ids += self._plain(said[skip:], follows)

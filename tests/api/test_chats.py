@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from api_helpers import Gate, counting, eventually, is_idle, letters, scripted
-from tokens import byte_tokenizer
+from tokens import byte_tokenizer, piece_tokenizer
 
 from cotrt import BranchBusyError, BranchPrunedError, InvalidRequestError, PromptTooLongError
 
@@ -334,3 +334,51 @@ def test_the_starter_model_computes_new_tokens_only_in_20_turns(smol):
             assert after["recomputed_tokens"] == before["recomputed_tokens"]
         text = smol.tokenizer.render_chat(chat.messages, add_generation_prompt=False)
         assert text.startswith(chat.branch.text)
+
+
+PIECES = (
+    "<s>{% for m in messages %}{% if m.role == 'user' %}[ {{ m.content }} ]{% else %}"
+    " {{ m.content | trim }}</s>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("style", ["metaspace", "legacy"])
+def test_dummy_spaces_of_a_tokenizer_are_no_difference(tmp_path, style):
+    """SentencePiece-like tokenizers put spaces before texts, some also after special tokens."""
+    from cotrt.models.tokenizer import Tokenizer
+
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    folder = piece_tokenizer(tmp_path / "pieces", style=style, **names)
+    reader = Tokenizer.from_folder(folder)
+    said = [*reader.encode_continuation(" hello w"), 2]
+    close = reader.encode_continuation("]")[-1]
+
+    def probs(ids):
+        since = ids[::-1].index(close)
+        return {said[min(since, len(said) - 1)]: 1.0}
+
+    vocab = reader.vocab_size
+    with scripted(probs, vocab_size=vocab, eos_token_id=2, tokenizer=str(folder)) as llm:
+        chat = llm.start_chat(chat_template=PIECES)
+        for turn in range(4):
+            before, length = llm.metrics["prompt_tokens_computed"], len(chat.branch)
+            output = chat.send("hi " + "abcd"[turn]).result()
+            new = len(chat.branch) - length - len(output.token_ids)
+            assert llm.metrics["prompt_tokens_computed"] - before == new <= 9
+        assert chat.branch.token_ids == reader.encode_chat(chat.messages, chat_template=PIECES)
+
+
+def test_an_end_that_the_template_does_not_write_is_replaced_by_its_own(talk):
+    """A model that ends a turn by another end-of-sequence id than the template's."""
+    inner = reply("Hi.")
+
+    def probs(ids):
+        return {START if token == END else token: p for token, p in inner(ids).items()}
+
+    llm = talk(probs=probs)
+    llm._runtime.eos_ids = frozenset([START, END])
+    chat = llm.start_chat()
+    assert chat.send("One").result().text == "Hi."
+    assert chat.branch.token_ids[-1] == START
+    chat.send("Two").result()
+    assert "Hi.<|end|>\n<|start|>user\nTwo<|end|>" in chat.branch.text

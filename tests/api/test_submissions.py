@@ -153,3 +153,23 @@ def test_num_cached_tokens_counts_what_was_there_or_being_computed():
         assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 32)  # whole blocks
         one, two = llm.generate(["b" * 40] * 2, SHORT)
         assert sorted([one.num_cached_tokens, two.num_cached_tokens]) == [0, 39]
+
+
+def test_a_progress_bar_shows_on_a_terminal_alone(monkeypatch, capsys):
+    import sys
+
+    with scripted(counting) as llm:
+        llm.generate(["a", "b"], SHORT)
+        assert capsys.readouterr() == ("", "")
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        gate = Gate()
+        gate.shut()
+        with scripted(gate) as held:
+            import threading
+
+            threading.Timer(0.05, gate.open.set).start()
+            assert len(held.generate(["a", "b"], SHORT)) == 2
+        out, shown = capsys.readouterr()
+        assert out == "" and "prompts" in shown and "2/2" in shown
+        llm.generate(["a", "b"], SHORT, use_tqdm=False)
+        assert capsys.readouterr() == ("", "")
