@@ -50,6 +50,7 @@ class Service:
         self.metrics = ServerMetrics(llm, self.names[0])
         self.branches = BranchTable(llm, options)
         self.tool_style = _tool_style(llm, options.tool_call_parser)
+        self.num_viewers = 0
         self._threads: anyio.CapacityLimiter | None = None
 
     def begin_draining(self) -> None:
