@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from cotrt.kernels.cpu import native
 from cotrt.kernels.cpu.decoder_stack import CpuDecoder
@@ -268,8 +269,7 @@ def prefill() -> None:
             products = 2 * length * sum(n * k for n, k in sizes) * (layers - 1)
             inputs = [torch.randn(length, k).bfloat16() for _, k in sizes]
             pairs = list(zip(inputs, weights, strict=True))
-            linear = torch.nn.functional.linear
-            one_layer = timed(lambda pairs=pairs: [linear(x, w) for x, w in pairs], 7)[0]
+            one_layer = timed(lambda pairs=pairs: [F.linear(x, w) for x, w in pairs], 7)[0]
             print(
                 f"| {shape} {length} | {middle:.0f} ({least:.0f}); linears {spent * 1e3:.0f} "
                 f"| {products / spent / 1e9:.0f} | {one_layer * layers:.0f} |",

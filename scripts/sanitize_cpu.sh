@@ -29,6 +29,6 @@ cd "$work"
 isas=$("$python" -c 'from cotrt.kernels.cpu.native import module; print(*module().available_isas())')
 for isa in $isas; do
     echo "== $isa"
-    COTRT_CPU_ISA=$isa "$python" -m pytest -q -p no:cacheprovider -m "not slow" tests/kernels/cpu \
-        -k "not without_the_module and not forked" "$@"
+    COTRT_CPU_ISA=$isa "$python" -m pytest -q -p no:cacheprovider tests/kernels/cpu \
+        -k "not without_the_module and not forked and not every_instruction_set" "$@"
 done

@@ -86,7 +86,6 @@ def test_an_instruction_set_that_is_not_there_is_refused() -> None:
     assert "COTRT_CPU_ISA=mmx" in done.stdout and "generic" in done.stdout, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("isa", [] if native.missing_reason() else native.module().available_isas())
 def test_every_instruction_set_passes_these_tests(isa: str) -> None:
     if isa == native.isa():
