@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # attention_oracle, shared with reference
+# native_caches, and attention_oracle that is shared with the reference's tests.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from cotrt.kernels.cpu.native import missing_reason
 
