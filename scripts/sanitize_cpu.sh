@@ -26,6 +26,7 @@ export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:alloc_dealloc_mismatch=0
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export PYTHONPATH=$work
 cd "$work"
+"$python" -c "from cotrt.kernels.cpu.native import module; print(module().__file__)"
 isas=$("$python" -c 'from cotrt.kernels.cpu.native import module; print(*module().available_isas())')
 for isa in $isas; do
     echo "== $isa"

@@ -10,7 +10,7 @@ import pytest
 # native_caches, and attention_oracle that is shared with the reference's tests.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from cotrt.kernels.cpu.native import missing_reason
+from cotrt.kernels.cpu.native import missing_reason  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
