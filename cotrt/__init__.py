@@ -129,7 +129,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 # Subpackages that are reached as attributes, so that `import cotrt` is enough.
-_SUBMODULES = frozenset({"search", "testing"})
+_SUBMODULES = frozenset({"search", "testing", "viewer"})
 
 logging.getLogger("cotrt").addHandler(logging.NullHandler())
 

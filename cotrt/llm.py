@@ -357,5 +357,9 @@ def _wrap(config: EngineConfig) -> tuple[StepModel, Any, frozenset[int], Mapping
         if reader is None:
             raise InvalidRequestError(f"tokenizer={str(given)!r}: there is no tokenizer there")
     else:
-        reader = Tokenizer.from_object(given, chat_template=config.chat_template)
+        reader = (
+            None
+            if given is None
+            else Tokenizer.from_object(given, chat_template=config.chat_template)
+        )
     return model, reader, frozenset(model.eos_token_ids), {}

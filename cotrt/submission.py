@@ -140,7 +140,14 @@ def submit(
                 runtime.max_length(request.params, len(request.ids), default_max_tokens)
             except CotrtError as error:
                 raise named(error, index, len(items)) from error.__cause__
-        groups = [_states(runtime, request, default_max_tokens) for request in requests]
+        groups: list[list[GenerationState]] = []
+        try:
+            for request in requests:
+                groups.append(_states(runtime, request, default_max_tokens))
+        except BaseException:  # a tokenizer may raise anything, and nothing was started
+            for state in [state for group in groups for state in group if state.release_when_done]:
+                engine.close(state.seq)
+            raise
         for state in [state for group in groups for state in group]:
             engine.start_generation(state)
     generations = [
@@ -164,14 +171,19 @@ def _states(
         sequences = [engine.fork(root) for _ in range(params.n)]
         engine.close(root)
     states = []
-    for index, seq in enumerate(sequences):
-        seed = None if params.seed is None else output_seed(normalize_seed(params.seed), index)
-        own = params
-        if index and params.prompt_logprobs is not None:
-            own = params.replace(prompt_logprobs=None)  # the first output reports them for all
-        state = runtime.new_state(seq, own, seed=seed, **options)
-        state.release_when_done = True
-        states.append(state)
+    try:
+        for index, seq in enumerate(sequences):
+            seed = None if params.seed is None else output_seed(normalize_seed(params.seed), index)
+            own = params
+            if index and params.prompt_logprobs is not None:
+                own = params.replace(prompt_logprobs=None)  # the first output reports them for all
+            state = runtime.new_state(seq, own, seed=seed, **options)
+            state.release_when_done = True
+            states.append(state)
+    except BaseException:
+        for seq in sequences:
+            engine.close(seq)
+        raise
     return states
 
 
