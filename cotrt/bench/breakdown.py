@@ -83,7 +83,7 @@ def _run(llm: LLM, branches: Any, steps: int) -> dict[str, Any]:
     """Milliseconds a step: all of it, the model's phases, the sampler, and the host's work."""
     engine = llm._runtime.engine
     model: Any = engine.model
-    runner = engine._runner
+    runner: Any = engine._runner
     spent = {"runner": 0.0, "model": 0.0}
     restore = runner.run, model.run
 
