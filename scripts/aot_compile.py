@@ -1,4 +1,4 @@
-# ruff: noqa: T201  (what it prints is what it is for)
+
 """Compile every Triton kernel ahead of time, with no GPU, and say what each variant takes.
 
     python scripts/aot_compile.py                                  # the set that CI compiles

@@ -9,7 +9,6 @@ are measured (Linux, root): without it other work on the same cores is measured 
 
 from __future__ import annotations
 
-# ruff: noqa: T201 -- printing is what it is for.
 import contextlib
 import os
 import sys

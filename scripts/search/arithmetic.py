@@ -44,15 +44,22 @@ NAMES = ("Anna", "Ben", "Carla", "David", "Eva", "Frank", "Gina", "Hugo")
 THINGS = ("apples", "coins", "stamps", "shells", "cards", "nuts")
 ANSWER = re.compile(r"The answer is (-?\d+)")
 EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (-?\d+)")
-STEP = SamplingParams(temperature=0.7, max_tokens=40, stop=" END", seed=0)
-WHOLE = STEP.replace(max_tokens=120)
+STOPS = [" END", "\n\n", "Question"]
+STEP = SamplingParams(temperature=0.7, max_tokens=40, stop=STOPS, seed=0)
+WHOLE = STEP.replace(max_tokens=100)
 
 
 def problem(rng: random.Random) -> tuple[str, int]:
-    """A question of two operations, and its answer."""
+    """A question of one or two operations, and its answer."""
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     a, b, c = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 15)
-    kind = rng.randrange(3)
+    kind = rng.randrange(5)
+    if kind == 3:
+        text = f"{name} has {b} {thing} and finds {c} more. "
+        return text + f"How many {thing} does {name} have?", b + c
+    if kind == 4:
+        text = f"{name} has {a} bags with {b} {thing} each. "
+        return text + f"How many {thing} does {name} have?", a * b
     if kind == 0:
         c = min(c, a * b - 1)
         text = f"{name} has {a} boxes with {b} {thing} each. {name} loses {c} {thing}. "
@@ -95,8 +102,12 @@ def methods(scorer: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
         "MCTS, 8 rollouts": (
             search.mcts,
             {
-                **{"rollouts": 8, "parallel": 4, "branching": 3, "depth": 3, **steps},
-                **{"rollout_tokens": 100},
+                "rollouts": 8,
+                "parallel": 4,
+                "branching": 3,
+                "depth": 3,
+                "rollout_tokens": 100,
+                **steps,
             },
         ),
     }
