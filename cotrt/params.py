@@ -184,7 +184,9 @@ class SamplingParams(_Params):
         logprobs: 0 to 20: the sampled token's logprob and so many of the likeliest.
         prompt_logprobs: 0 to 20: the same for the prompt's tokens.
         skip_special_tokens: leave special tokens out of the text.
-        structured_outputs: not in this version.
+        structured_outputs: a grammar that the output follows to its end. Stop strings, stop and
+            allowed token ids, bad_words and ignore_eos do not go with it: they could cut the
+            output short of its grammar, or leave it no token.
         priority: smaller goes first.
     """
 
@@ -220,7 +222,13 @@ class SamplingParams(_Params):
     @model_validator(mode="after")
     def _check_together(self) -> SamplingParams:
         if self.structured_outputs is not None:
-            raise ValueError("structured_outputs is not in this version: leave it out")
+            others = ("stop", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words")
+            given = [name for name in others if getattr(self, name)]
+            if given:
+                raise ValueError(
+                    f"structured_outputs does not go with {', '.join(given)}, which could cut the "
+                    "output short of its grammar, or leave it no token: leave them out"
+                )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must be at most max_tokens={self.max_tokens}, not {self.min_tokens}"

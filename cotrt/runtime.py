@@ -16,12 +16,13 @@ from cotrt.errors import (
     PromptTooLongError,
 )
 from cotrt.outputs import CompletionOutput
-from cotrt.params import SamplingParams
+from cotrt.params import SamplingParams, StructuredOutputs
 from cotrt.sampling.seeds import normalize_seed
 
 if TYPE_CHECKING:
     from cotrt.branch import Branch
     from cotrt.engine.text import StreamText
+    from cotrt.sampling.grammar import Grammar, GrammarCompiler, GrammarState
     from cotrt.sampling.logprobs import Logprob
 
 
@@ -53,6 +54,7 @@ class Runtime:
         self.defaults = SamplingParams(**defaults)
         self.max_model_len = max_model_len
         self.vocab_size = engine.model.vocab_size
+        self._grammars: GrammarCompiler | None = None
 
     def check(self) -> None:
         """Raise EngineDeadError if nothing can run any more."""
@@ -86,7 +88,31 @@ class Runtime:
             )
         params = params.replace(**overrides) if overrides else params
         self._check_ids_of(params)
+        if params.structured_outputs is not None:
+            self._grammar(params.structured_outputs)  # which compiles it, outside of the lock
         return params
+
+    def _grammar(self, wanted: StructuredOutputs) -> Grammar:
+        """The compiled grammar of a request; InvalidRequestError for one that is not valid."""
+        if self._grammars is None:
+            from cotrt.sampling.grammar import GrammarCompiler
+
+            self._grammars = GrammarCompiler(self.tokenizer, self.vocab_size, self.eos_ids)
+        return self._grammars.compile(wanted)
+
+    def _begin_grammar(
+        self, seq: TokenSequence, wanted: StructuredOutputs, history: list[int]
+    ) -> GrammarState:
+        """Begin a grammar, or go on with the one that the branch's last generate was cut in."""
+        from cotrt.sampling.grammar import GrammarState
+
+        grammar = self._grammar(wanted)
+        if seq.grammar is not None and seq.grammar[0] == wanted:
+            begun = seq.ids(seq.grammar[1])
+            if begun and GrammarState.can_resume(grammar, begun):
+                return GrammarState(grammar, history, begun)
+        seq.grammar = (wanted, seq.length)
+        return GrammarState(grammar, history)
 
     def _check_ids_of(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
@@ -236,13 +262,18 @@ class Runtime:
             ids, sampled = seq.ids(), seq.span.slice_sampled(0, start)
             history = [token for token, was in zip(ids, sampled) if was]
             given = [token for token, was in zip(ids, sampled) if not was]
-            processor = processor.bind(given, history)
+            wanted = params.structured_outputs
+            grammar = None if wanted is None else self._begin_grammar(seq, wanted, history)
+            processor = processor.bind(given, history, grammar)
+        if params.structured_outputs is None:
+            seq.grammar = None
         state = GenerationState(
             params=params,
             seq=seq,
             start=start,
             max_length=max_length,
-            min_length=start + params.min_tokens,
+            # A grammar that is complete leaves nothing but the end, however few tokens there are.
+            min_length=start + (params.min_tokens if params.structured_outputs is None else 0),
             eos_ids=eos_ids,
             stop_ids=eos_ids | frozenset(params.stop_token_ids),
             seed=seq.seed if seed is None else seed,

@@ -168,9 +168,9 @@ def test_replace_checks_and_keeps_the_rest() -> None:
         params.replace(topp=0.5)
 
 
-def test_structured_outputs_are_refused_by_name() -> None:
-    message = refused(structured_outputs=StructuredOutputs(regex="a+"))
-    assert "structured_outputs" in message and "not in this version" in message
+def test_structured_outputs_do_not_go_with_what_could_cut_them_short() -> None:
+    message = refused(structured_outputs=StructuredOutputs(regex="a+"), stop="b", ignore_eos=True)
+    assert "structured_outputs" in message and "stop, ignore_eos" in message
 
 
 def test_structured_outputs_name_exactly_one_grammar() -> None:

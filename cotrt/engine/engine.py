@@ -136,6 +136,8 @@ class Engine:
             internal=internal,
         )
         child.fork_length = length
+        if seq.grammar is not None and seq.grammar[1] <= length:
+            child.grammar = seq.grammar
         if seq in self.scheduler.sequences:
             self.tree.fork_tip(seq, child)
             self.tree.truncate_tip(child, length)
@@ -156,6 +158,8 @@ class Engine:
             return
         self.tree.truncate_tip(seq, length)
         seq.span = seq.span.truncated(length)
+        if seq.grammar is not None and seq.grammar[1] > length:
+            seq.grammar = None
         if not same_draws:
             seq.epoch += 1
 

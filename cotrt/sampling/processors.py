@@ -5,7 +5,7 @@ serve. `apply_processors` changes the logits of a whole batch with one indexed o
 change, in this order:
 
     repetition penalty -> presence and frequency penalties -> logit bias -> allowed tokens
-    -> bad words -> min_tokens
+    -> bad words -> min_tokens -> grammar
 
 Presence and frequency count generated tokens only; repetition counts the prompt's as well.
 """
@@ -24,6 +24,8 @@ from cotrt.params import SamplingParams
 
 if TYPE_CHECKING:
     import torch
+
+    from .grammar import GrammarState
 
 Ids = npt.NDArray[np.int64]
 
@@ -57,8 +59,15 @@ class LogitsProcessor:
     bound to may only grow: bind anew after a rollback.
     """
 
-    def __init__(self, rules: _Rules, prompt_ids: Sequence[int], generated: list[int]) -> None:
+    def __init__(
+        self,
+        rules: _Rules,
+        prompt_ids: Sequence[int],
+        generated: list[int],
+        grammar: GrammarState | None = None,
+    ) -> None:
         self.rules = rules
+        self.grammar = grammar
         self.generated = generated
         self._num_before = len(generated)
         self._history = _History(prompt_ids if rules.repetition != 1 else ())
@@ -122,18 +131,25 @@ class LogitsProcessor:
             or bad_ids
             or bad_sequences
             or rules.min_tokens
+            or params.structured_outputs is not None
         )
         return cls(rules, (), []) if changes else None
 
-    def bind(self, prompt_ids: Sequence[int], generated: list[int]) -> LogitsProcessor:
+    def bind(
+        self,
+        prompt_ids: Sequence[int],
+        generated: list[int],
+        grammar: GrammarState | None = None,
+    ) -> LogitsProcessor:
         """The same rules for one sequence.
 
         Args:
             prompt_ids: given ids, counted by the repetition penalty.
             generated: the live list of sampled ids, read at each draw; it may only grow. What
                 it holds now came before this request and does not count for ``min_tokens``.
+            grammar: where the request stands in its structured_outputs, or None.
         """
-        return LogitsProcessor(self.rules, prompt_ids, generated)
+        return LogitsProcessor(self.rules, prompt_ids, generated, grammar)
 
     def history(self) -> _History:
         """Counts of all ids so far."""
@@ -245,6 +261,9 @@ def apply_processors(
     if banned:
         index, value = banned.tensors()
         flat[index] = value
+    for row, processor in enumerate(processors):
+        if processor.grammar is not None:
+            processor.grammar.mask(logits[row])
 
 
 class _Edits:

@@ -43,6 +43,8 @@ class Sequence:
         pruned: it refuses everything but its properties.
         closed: its handle was given up; it lives on for descendants and running work.
         internal: a temporary of the engine (scoring), invisible to the program.
+        grammar: (structured_outputs, position) of the last generate that followed a grammar, for
+            one that goes on with it; inherited by forks.
         hash, hash_length: path hash of the first hash_length tokens (see counting.py).
     """
 
@@ -53,6 +55,7 @@ class Sequence:
         "depth",
         "epoch",
         "fork_length",
+        "grammar",
         "handle",
         "hash",
         "hash_length",
@@ -113,6 +116,7 @@ class Sequence:
         self.closed = False
         self.internal = internal
         self.handle: Any = None
+        self.grammar: tuple[Any, int] | None = None
         self.hash = 0
         self.hash_length = 0
         self.metadata: dict[str, Any] | None = None
