@@ -11,9 +11,9 @@ PROMPT = "The squares of the first ten numbers, in order: 1, 4,"
 
 
 def criticise(node: search.Node) -> search.Critique | None:
-    """Keep the tokens before the first number that is wrong; nothing is wrong with five right."""
+    """Keep the tokens before the first number that is wrong; nothing is wrong with eight right."""
     numbers = re.finditer(r"\d+", node.path_text)
-    wanted = [9, 16, 25, 36, 49]
+    wanted = [9, 16, 25, 36, 49, 64, 81, 100]
     wrong = next((n for n, square in zip(numbers, wanted) if int(n.group()) != square), None)
     if wrong is None:
         return None

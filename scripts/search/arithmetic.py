@@ -15,6 +15,7 @@ import random
 import re
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,12 @@ After some are put back, 14 + 5 = 19 are there.
 The answer is 19. END
 
 """
+AT_ONCE = 4  # problems
 NAMES = ("Anna", "Ben", "Carla", "David", "Eva", "Frank", "Gina", "Hugo")
 THINGS = ("apples", "coins", "stamps", "shells", "cards", "nuts")
 ANSWER = re.compile(r"The answer is (-?\d+)")
 EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (-?\d+)")
-STOPS = [" END", "\n\n", "Question"]
+STOPS = (" END", "\n\n", "Question")
 STEP = SamplingParams(temperature=0.7, max_tokens=40, stop=STOPS, seed=0)
 WHOLE = STEP.replace(max_tokens=100)
 
@@ -131,9 +133,16 @@ def plain_methods() -> dict[str, tuple[Any, dict[str, Any]]]:
     }
 
 
-def run_one(llm: LLM, prompt: str, fn: Any, options: dict[str, Any]) -> SearchResult:
-    result: SearchResult = cotrt.run(fn, llm, prompt, **{"extract": ANSWER, **options})
-    return result
+def run_all(llm: LLM, prompts: list[str], fn: Any, options: dict[str, Any]) -> list[SearchResult]:
+    """The search on every prompt, AT_ONCE at a time."""
+
+    async def ask(prompt: str) -> SearchResult:
+        result: SearchResult = await fn(llm, prompt, **{"extract": ANSWER, **options})
+        return result
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "results.jsonl"
+        return cotrt.run(search.run_many, ask, prompts, out=out, concurrency=AT_ONCE)
 
 
 def main() -> None:
@@ -151,14 +160,12 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
     answers: dict[str, list[str | None]] = {}
     with LLM("smollm2-135m", seed=0) as llm:
-        run_one(llm, SHOTS + "Question: warm up?\n", search.best_of_n, {"n": 8, "params": WHOLE})
+        prompts = [f"{SHOTS}Question: {question}\n" for question, _ in problems]
+        run_all(llm, prompts[:1], search.best_of_n, {"n": 8, "params": WHOLE})  # warm up
         for scorer, group in groups.items():
             for name, (fn, options) in group.items():
                 begun, before = time.perf_counter(), llm.metrics
-                results = [
-                    run_one(llm, f"{SHOTS}Question: {question}\n", fn, options)
-                    for question, _ in problems
-                ]
+                results = run_all(llm, prompts, fn, options)
                 seconds = time.perf_counter() - begun
                 spent = {key: llm.metrics[key] - before[key] for key in before}
                 right = [str(r.answer) == str(a) for r, (_, a) in zip(results, problems)]

@@ -67,3 +67,16 @@ def test_the_llms_seed_gives_the_same_tree(name: str) -> None:
         with small_llm() as llm:
             results.append(plain(run(fn, llm, PROMPT, params=PARAMS, **options)))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name", ["step_beam_search", "tree_of_thoughts", "mcts"])
+def test_a_pool_that_is_too_small_changes_nothing(name: str) -> None:
+    """Idle branches lose their KV and get it back; the tree is the same."""
+    fn, options = ALGORITHMS[name]
+    params = PARAMS.replace(seed=11)
+    with small_llm() as llm:
+        roomy = run(fn, llm, PROMPT, params=params, **options)
+    with small_llm(kv_cache_memory_bytes=4 * 8 * 12) as llm:
+        tight = run(fn, llm, PROMPT, params=params, **options)
+        assert llm.metrics["recomputed_tokens"] > 0 and llm.memory().in_use == 0
+    assert plain(tight) == plain(roomy)
