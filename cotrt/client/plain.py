@@ -25,4 +25,7 @@ def plain_sampling(params: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
         given = params.model_dump(by_alias=True)
         fields = {name: given[name] for name in params.model_fields_set}
     fields.update(overrides)
+    grammar = fields.get("structured_outputs")
+    if grammar is not None and hasattr(grammar, "model_dump"):
+        fields["structured_outputs"] = grammar.model_dump(by_alias=True, exclude_none=True)
     return {name: plain(value) for name, value in fields.items() if name != "prompt_logprobs"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import anyio
 from starlette.applications import Starlette
@@ -47,8 +47,13 @@ def app_of(service: Service) -> ASGIApp:
             group.cancel_scope.cancel()
         service.branches.prune_all()
 
+    # One route a path, so that a 405 can name all methods that the path has.
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for api in ROUTES:
+        paths.setdefault(api.path, {})[api.method] = api.endpoint
     routes = [
-        Route(api.path, _safely(api.endpoint, service), methods=[api.method]) for api in ROUTES
+        Route(path, _safely(endpoints, service), methods=list(endpoints))
+        for path, endpoints in paths.items()
     ]
     app = Starlette(
         routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error}
@@ -73,12 +78,15 @@ async def _sweep(service: Service) -> None:
         service.branches.end_expired()
 
 
-def _safely(endpoint: Endpoint, service: Service) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint, whose every exception becomes a reply."""
+def _safely(
+    endpoints: Mapping[str, Endpoint], service: Service
+) -> Callable[[Request], Awaitable[Response]]:
+    """A path's endpoints by method, whose every exception becomes a reply."""
 
     async def answer(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
         try:
-            return await endpoint(request, service)
+            return await endpoints[method](request, service)
         except (ClientGoneError, ClientDisconnect):
             return Response(status_code=499)  # nobody reads it
         except Exception as error:

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cotrt.params import MAX_LOGPROBS, MAX_NUM_TOKENS, SamplingParams
+from cotrt.params import MAX_LOGPROBS, MAX_NUM_TOKENS
 from cotrt.server.chat_request import Message, Tool
 from cotrt.server.completions import Ids
-from cotrt.server.sampling_fields import NumTokens, RequestModel, SamplingFields, TokenId
+from cotrt.server.sampling_fields import NumTokens, RequestModel, Text, TokenId
 from cotrt.server.service import Service
+from cotrt.server.structured import GuidedFields
 
 Ttl = Annotated[float, Field(gt=0, le=1e9)]
 Continuation = str | list[TokenId]
@@ -46,7 +47,7 @@ class ExtendRequest(LeaseFields):
     special: bool = True
 
 
-class GenerateRequest(SamplingFields):
+class GenerateRequest(GuidedFields):
     """How to sample; no ``max_tokens`` is no limit."""
 
     ttl: Ttl | None = None
@@ -54,25 +55,25 @@ class GenerateRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool = False
 
-    def params(self, service: Service) -> SamplingParams:
-        """As `SamplingParams`."""
-        fields: dict[str, Any] = self.overrides(service.options)
-        return service.params(
-            {**fields, "max_tokens": self.max_tokens, "logprobs": self.logprobs, "n": 1}
-        )
+    def fields(self, service: Service) -> dict[str, Any]:
+        """Fields for `SamplingParams`."""
+        fields = self.overrides(service.options)
+        fields.update(max_tokens=self.max_tokens, logprobs=self.logprobs, n=1)
+        fields["structured_outputs"] = self.grammar(service.options.max_text_chars)
+        return fields
 
 
 class ScoreRequest(LeaseFields):
     """One continuation, or a list of them, after ``given``."""
 
-    continuations: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=1024)]
+    continuations: Text | Ids | Annotated[list[Text | Ids], Field(min_length=1, max_length=1024)]
     given: Continuation = ""
 
 
 class ChooseRequest(LeaseFields):
     """Options of which the best is appended after ``given``."""
 
-    options: Annotated[list[str | Ids], Field(min_length=1, max_length=1024)]
+    options: Annotated[list[Text | Ids], Field(min_length=1, max_length=1024)]
     given: Continuation = ""
     normalize: Literal["mean", "sum"] = "mean"
 

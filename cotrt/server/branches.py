@@ -120,7 +120,7 @@ async def keep_branch(request: Request, service: Service) -> Response:
 async def generate_branch(request: Request, service: Service) -> Response:
     """Sample; the branch grows by every sampled token."""
     asked, lease = await _read(request, service, GenerateRequest)
-    params = asked.params(service)
+    params = await service.params_of(asked.fields(service))
     ticket = service.admission.take(1)
     try:
         generation = lease.branch.generate(params)

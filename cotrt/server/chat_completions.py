@@ -27,7 +27,7 @@ async def create_chat_completion(request: Request, service: Service) -> Response
     asked = await read_model(request, service.options, ChatRequest)
     service.check_model(asked.model)
     asked.check()
-    params = service.params(asked.sampling(service.options))
+    params = await service.params_of(asked.sampling(service.options, service.tool_style))
     rendering = asked.rendering()
     ticket = service.admission.take(asked.check_outputs(1, service.options))
     try:

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from cotrt.params import MAX_LOGPROBS
 from cotrt.server.errors import ApiError
+from cotrt.server.openai_fields import OpenAIFields
 from cotrt.server.options import ServerOptions
-from cotrt.server.sampling_fields import NumTokens, OpenAIFields, RequestModel, Text
+from cotrt.server.sampling_fields import NumTokens, RequestModel
+from cotrt.server.structured import tool_grammar
 
 
 class TextPart(RequestModel):
@@ -47,6 +50,19 @@ class Tool(RequestModel):
     function: ToolFunction
 
 
+class NamedFunction(RequestModel):
+    """The function that must be called."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class NamedTool(RequestModel):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ChatRequest(OpenAIFields):
     """A chat completion. Without ``max_tokens`` the reply may fill the context.
 
@@ -59,13 +75,13 @@ class ChatRequest(OpenAIFields):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=256)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
-    modalities: list[str] | None = None
+    modalities: list[Literal["text"]] | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template: Text | None = None
+    chat_template: SkipJsonSchema[Any] = None  # to be refused with more than its name
     chat_template_kwargs: dict[str, Any] | None = None
     branch_id: str | None = None
 
@@ -83,19 +99,13 @@ class ChatRequest(OpenAIFields):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise ApiError(
-                400,
-                'tool_choice: only "auto" and "none" are in this version',
-                param="tool_choice",
-            )
-        if self.modalities not in (None, ["text"]):
-            raise ApiError(400, 'modalities: only ["text"] is served', param="modalities")
         if self.branch_id is not None and self.n != 1:
             raise ApiError(400, f"n={self.n} with branch_id: fork the branch instead", param="n")
 
-    def sampling(self, options: ServerOptions) -> dict[str, Any]:
+    def sampling(self, options: ServerOptions, tool_style: str | None) -> dict[str, Any]:
         """Fields for `SamplingParams`; no max_tokens is no limit.
+
+        A ``tool_choice`` that forces a call is a grammar.
 
         Raises:
             ApiError: more than the server takes.
@@ -105,7 +115,26 @@ class ChatRequest(OpenAIFields):
             limit = self.max_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         fields = self.overrides(options)
-        return {**fields, "n": self.n, "max_tokens": limit, "logprobs": logprobs}
+        fields.update(n=self.n, max_tokens=limit, logprobs=logprobs)
+        fields["structured_outputs"] = self.grammar(options.max_text_chars)
+        if self.tool_choice not in (None, "none", "auto"):
+            if fields["structured_outputs"] is not None:
+                raise ApiError(
+                    400, "a forced tool call leaves no room for a grammar", param="tool_choice"
+                )
+            fields["structured_outputs"] = tool_grammar(tool_style, self._forced_tools())
+        return fields
+
+    def _forced_tools(self) -> list[dict[str, Any]]:
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            tools = [tool for tool in tools if tool["function"]["name"] == name]
+        if not tools:
+            raise ApiError(
+                400, "tool_choice: there is no such tool among tools", param="tool_choice"
+            )
+        return tools
 
     @property
     def tool_names(self) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -14,8 +14,9 @@ from starlette.responses import Response
 from cotrt.engine.state import GenerationState
 from cotrt.params import MAX_LOGPROBS, SamplingParams
 from cotrt.server.errors import ApiError
+from cotrt.server.openai_fields import OpenAIFields
 from cotrt.server.outputs import Piece, finish_reason, num_cached, read_pieces, states_of, usage
-from cotrt.server.sampling_fields import OpenAIFields, TokenId
+from cotrt.server.sampling_fields import TokenId
 from cotrt.server.service import Service
 from cotrt.server.streaming import each_at_once
 from cotrt.server.token_logprobs import CompletionLogprobs, SampledTexts, Scores, TokenTexts
@@ -41,8 +42,7 @@ class CompletionRequest(OpenAIFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_tokens_as_token_ids: bool = False
-    best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
-    suffix: str | None = None
+    best_of: Literal[1] | None = None
 
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
@@ -54,10 +54,6 @@ async def create_completion(request: Request, service: Service) -> Response:
     """Complete one or several prompts, ``n`` times each."""
     asked = await read_model(request, service.options, CompletionRequest)
     service.check_model(asked.model)
-    if asked.suffix is not None:
-        raise ApiError(400, "suffix is not in this version: leave it out", param="suffix")
-    if asked.best_of not in (None, asked.n):
-        raise ApiError(400, "best_of other than n is not in this version", param="best_of")
     prompts = asked.prompts()
     if len(prompts) > service.options.max_prompts:
         raise ApiError(
@@ -65,7 +61,7 @@ async def create_completion(request: Request, service: Service) -> Response:
             f"{len(prompts)} prompts, the limit is {service.options.max_prompts}",
             param="prompt",
         )
-    params = _params(asked, service)
+    params = await service.params_of(_fields(asked, service))
     ticket = service.admission.take(asked.check_outputs(len(prompts), service.options))
     try:
         encoded = await service.encode(_encode, service, prompts, asked.add_special_tokens)
@@ -88,14 +84,16 @@ async def create_completion(request: Request, service: Service) -> Response:
         cleanup()
 
 
-def _params(asked: CompletionRequest, service: Service) -> SamplingParams:
+def _fields(asked: CompletionRequest, service: Service) -> dict[str, Any]:
+    """Fields for `SamplingParams`."""
     fields = asked.overrides(service.options)
     limit = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
     prompt_logprobs = asked.prompt_logprobs
     if asked.echo and asked.logprobs is not None and prompt_logprobs is None:
         prompt_logprobs = asked.logprobs
     fields.update(n=asked.n, max_tokens=limit, logprobs=asked.logprobs)
-    return service.params({**fields, "prompt_logprobs": prompt_logprobs})
+    grammar = asked.grammar(service.options.max_text_chars)
+    return {**fields, "prompt_logprobs": prompt_logprobs, "structured_outputs": grammar}
 
 
 def _encode(

@@ -15,6 +15,7 @@ from cotrt.errors import (
     EngineDeadError,
     InvalidRequestError,
     KVCacheExhaustedError,
+    NumericsError,
     PromptTooLongError,
 )
 
@@ -83,6 +84,8 @@ def to_api_error(error: BaseException) -> ApiError:
         return ApiError(409, str(error), code="branch_pruned")
     if isinstance(error, EngineDeadError):
         return ApiError(503, str(error), code="engine_dead")
+    if isinstance(error, NumericsError):
+        return ApiError(500, str(error), code="numerics")
     if isinstance(error, CancelledError):
         return ApiError(503, "the work was stopped before it was done", code="shutting_down")
     logger.error("a request failed", exc_info=error)

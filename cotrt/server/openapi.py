@@ -63,6 +63,7 @@ def _operation(api: Api, path: str, schemas: dict[str, Any], has_keys: bool) -> 
         failures["413"] = "The body is too long."
         failures["415"] = "The body is not application/json."
         failures["429"] = "Too much is under way."
+        failures["500"] = "The model gave no finite logits for this request."
     if has_keys and not api.is_open:
         failures["401"] = "No valid API key."
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
@@ -86,6 +87,10 @@ def _operation(api: Api, path: str, schemas: dict[str, Any], has_keys: bool) -> 
     if api.body is not None:
         schema = api.body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))
+        required = schema.get("required", ())
+        for name, field in schema["properties"].items():
+            if name not in required:  # a null is the same as a field that is left out
+                schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
         schemas[api.body.__name__] = schema
         reference = {"$ref": f"#/components/schemas/{api.body.__name__}"}
         operation["requestBody"] = {

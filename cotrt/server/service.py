@@ -84,13 +84,16 @@ class Service:
             self._threads = anyio.CapacityLimiter(_NUM_THREADS)
         return await anyio.to_thread.run_sync(partial(call, *args, **kwargs), limiter=self._threads)
 
-    def params(self, overrides: dict[str, Any]) -> SamplingParams:
+    async def params_of(self, fields: dict[str, Any]) -> SamplingParams:
         """The model's defaults with a request's fields on top.
 
         Raises:
-            pydantic.ValidationError, InvalidRequestError: a bad value.
+            pydantic.ValidationError, InvalidRequestError: a bad value, or a grammar that is none.
         """
-        return self.runtime.params(None, overrides)
+        if fields.get("structured_outputs") is None:
+            return self.runtime.params(None, fields)
+        # Compiling a grammar may take long.
+        return await self.in_thread(self.runtime.params, None, fields)
 
     async def encode(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Tokenize or render in a thread; a text that the tokenizer refuses is the client's error.
