@@ -1,4 +1,3 @@
-
 """Compile every Triton kernel ahead of time, with no GPU, and say what each variant takes.
 
     python scripts/aot_compile.py                                  # the set that CI compiles
