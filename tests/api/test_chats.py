@@ -330,7 +330,9 @@ def test_the_starter_model_computes_new_tokens_only_in_20_turns(smol):
             output = chat.send(f"Say {turn}", temperature=0.7, seed=turn, max_tokens=8).result()
             after = smol.metrics
             new = len(chat.branch) - length - len(output.token_ids)
-            assert after["prompt_tokens_computed"] - before["prompt_tokens_computed"] == new
+            computed = after["prompt_tokens_computed"] - before["prompt_tokens_computed"]
+            # Another test's chat may have left the first tokens of the first turn.
+            assert computed == new if turn else computed <= new
             assert after["recomputed_tokens"] == before["recomputed_tokens"]
         text = smol.tokenizer.render_chat(chat.messages, add_generation_prompt=False)
         assert text.startswith(chat.branch.text)
