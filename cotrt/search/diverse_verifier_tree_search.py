@@ -10,9 +10,10 @@ from cotrt.llm import LLM
 from cotrt.params import SamplingParams
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import check_int
+from cotrt.search.events import OnEvent
 from cotrt.search.result import SearchResult
 from cotrt.search.scorers import Aggregate, Scorer
-from cotrt.search.session import Extract, OnEvent, Session
+from cotrt.search.session import Extract, Session
 from cotrt.search.steps import by_value, check_step_options, take_step
 from cotrt.search.tree import Node
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
+
+Kind = Literal["start", "node", "score", "state", "end"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class SearchEvent:
         data: the rest, ready for JSON.
     """
 
-    kind: Literal["start", "node", "score", "state", "end"]
+    kind: Kind
     algorithm: str
     time_s: float
     node_id: int | None = None
@@ -38,6 +43,53 @@ class SearchEvent:
         if self.node_id is not None:
             head["node_id"] = self.node_id
         return json.dumps(head | self.data, ensure_ascii=False)
+
+
+OnEvent = Callable[[SearchEvent], Any]
+
+
+class Listener:
+    """Tells an ``on_event``, sync or async, or nobody.
+
+    Sync ones are called at once; the calls of async ones wait for `flush`, because what they tell
+    of may happen where nothing can be awaited.
+    """
+
+    def __init__(self, on_event: OnEvent | None, algorithm: str) -> None:
+        self._on_event, self._algorithm = on_event, algorithm
+        self._late: list[Awaitable[Any]] = []
+        self._started = 0.0
+
+    @property
+    def is_listening(self) -> bool:
+        """Somebody wants to hear."""
+        return self._on_event is not None
+
+    def start(self) -> None:
+        """The search begins now."""
+        self._started = time.monotonic()
+
+    def tell(self, kind: Kind, node: Any, data: dict[str, Any]) -> None:
+        """One event."""
+        if self._on_event is None:
+            return
+        elapsed = time.monotonic() - self._started
+        node_id = None if node is None else node.id
+        value = self._on_event(SearchEvent(kind, self._algorithm, elapsed, node_id, node, data))
+        if inspect.isawaitable(value):
+            self._late.append(value)
+
+    async def flush(self) -> None:
+        """Let an async ``on_event`` hear what has happened."""
+        while self._late:
+            await self._late.pop(0)
+
+    def forget(self) -> None:
+        """Nothing can be awaited any more."""
+        for late in self._late:
+            if inspect.iscoroutine(late):
+                late.close()
+        self._late.clear()
 
 
 class JsonLog:

@@ -12,10 +12,11 @@ from cotrt.llm import LLM
 from cotrt.params import SamplingParams
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import check_int, check_one_of
+from cotrt.search.events import OnEvent
 from cotrt.search.result import SearchResult
 from cotrt.search.scorers import Scorer
 from cotrt.search.self_consistency import vote_of
-from cotrt.search.session import Extract, OnEvent, Session, ranking
+from cotrt.search.session import Extract, Session, ranking
 from cotrt.search.steps import check_step_options
 from cotrt.search.tree import Node
 

@@ -10,8 +10,9 @@ from cotrt.llm import LLM
 from cotrt.params import SamplingParams
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import check_int
+from cotrt.search.events import OnEvent
 from cotrt.search.result import SearchResult
-from cotrt.search.session import Extract, OnEvent, Session
+from cotrt.search.session import Extract, Session
 from cotrt.search.tree import Node
 
 

@@ -12,9 +12,10 @@ from cotrt.llm import LLM
 from cotrt.params import SamplingParams
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import call, check_int, check_one_of
+from cotrt.search.events import OnEvent
 from cotrt.search.result import SearchResult, Vote, VoteRow, VoteTable
 from cotrt.search.scorers import mean_logprob
-from cotrt.search.session import Extract, OnEvent, Session
+from cotrt.search.session import Extract, Session
 from cotrt.search.stopping import is_decided, posterior_bar, stops_by_posterior
 from cotrt.search.tree import Node
 

@@ -12,9 +12,10 @@ from cotrt.llm import LLM
 from cotrt.params import SamplingParams
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import call, check_int
+from cotrt.search.events import OnEvent
 from cotrt.search.result import SearchResult
 from cotrt.search.scorers import Scorer
-from cotrt.search.session import Extract, OnEvent, Session, ranking
+from cotrt.search.session import Extract, Session, ranking
 from cotrt.search.tree import Node
 
 

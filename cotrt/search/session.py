@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +21,7 @@ from cotrt.search.access import counters_of, default_params, tokenizer_of
 from cotrt.search.answers import Extractor, as_extractor, check_answer
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import as_score, call_each
-from cotrt.search.events import SearchEvent
+from cotrt.search.events import Kind, Listener, OnEvent
 from cotrt.search.node_text import token_texts
 from cotrt.search.result import SearchResult, StopReason, Usage, VoteTable
 from cotrt.search.scorers import JUDGE_QUESTION, Judge, Scorer, ask, mean_logprob
@@ -30,7 +30,6 @@ from cotrt.search.wave import Growth, advance
 
 logger = logging.getLogger(__name__)
 
-OnEvent = Callable[[SearchEvent], Any]
 Extract = Any  # a name, a compiled pattern or a function; see `answers.as_extractor`
 
 
@@ -95,13 +94,12 @@ class Session:
             raise InvalidRequestError(f"budget must be a Budget, not {budget!r}")
         self._given_root, self._prompt = root, prompt
         self._given_params, self._in_place = params, in_place
-        self._on_event = on_event
+        self._listener = Listener(on_event, algorithm)
         self._extractor: Extractor | None = None if extract is None else as_extractor(extract)
         self.budget = Budget() if budget is None else budget
         self.tree = SearchTree(algorithm=algorithm)
         self.stopped_by: StopReason | None = None
         self._trunk: Branch | None = None
-        self._late: list[Awaitable[Any]] = []  # async on_event calls that wait for an await
         self._extracted: set[int] = set()
         self._num_branches = 0
         self._judge: Judge | None = None
@@ -110,6 +108,7 @@ class Session:
 
     async def __aenter__(self) -> Session:
         self._started = time.monotonic()
+        self._listener.start()
         self.budget.start()
         left = self.budget.seconds_left
         given = self._given_root
@@ -153,14 +152,8 @@ class Session:
         if isinstance(error, anyio.get_cancelled_exc_class()) and _in_cancelled_scope():
             self.stop("cancelled")
             return True
-        self._forget_late()
+        self._listener.forget()
         return False
-
-    def _forget_late(self) -> None:
-        for late in self._late:
-            if inspect.iscoroutine(late):
-                late.close()
-        self._late.clear()
 
     def _release_all(self) -> None:
         if self._trunk is not None and not self._in_place:
@@ -297,7 +290,7 @@ class Session:
         ended = growth.done and growth.finish_reason == "stop"
         ended_by_token = ended and not isinstance(growth.stop_reason, str)
         self._record(node, ended_by_token=ended_by_token)
-        if self._on_event is not None:
+        if self._listener.is_listening:
             self._emit("node", node, {"node": node.model_dump(mode="json")})
         if growth.error is not None:
             self.prune([node], f"{type(growth.error).__name__}: {growth.error}")
@@ -402,22 +395,12 @@ class Session:
             node._branch.close()
             node._branch = None
 
-    # ---- telling ------------------------------------------------------------------------------
-
-    def _emit(self, kind: Any, node: Node | None, data: dict[str, Any]) -> None:
-        if self._on_event is None:
-            return
-        elapsed = time.monotonic() - self._started
-        node_id = None if node is None else node.id
-        event = SearchEvent(kind, self.tree.algorithm, elapsed, node_id, node, data)
-        value = self._on_event(event)
-        if inspect.isawaitable(value):
-            self._late.append(value)
+    def _emit(self, kind: Kind, node: Node | None, data: dict[str, Any]) -> None:
+        self._listener.tell(kind, node, data)
 
     async def flush(self) -> None:
         """Let an async ``on_event`` hear what has happened."""
-        while self._late:
-            await self._late.pop(0)
+        await self._listener.flush()
 
     # ---- the end ------------------------------------------------------------------------------
 
@@ -468,7 +451,7 @@ class Session:
         summary = result.model_dump(mode="json", include={"best_id", "answer", "usage"})
         self._emit("end", None, summary | {"stopped_by": result.stopped_by})
         if _in_cancelled_scope():
-            self._forget_late()
+            self._listener.forget()
         else:
             await self.flush()
         return result

@@ -12,8 +12,9 @@ from cotrt.llm import LLM
 from cotrt.params import SamplingParams
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import as_score, call, call_each, check_int, check_one_of
+from cotrt.search.events import OnEvent
 from cotrt.search.result import SearchResult
-from cotrt.search.session import Extract, OnEvent, Session
+from cotrt.search.session import Extract, Session
 from cotrt.search.steps import by_value, check_step_options, merge_equal
 from cotrt.search.tree import Node
 
