@@ -59,6 +59,18 @@ def test_exit_while_threads_wait_and_handles_live_in_cycles_generators_and_corou
     assert "Traceback" not in done.stderr
 
 
+def test_exit_during_a_long_prompt_on_the_starter_model():
+    """A native step is broken off within a layer; nothing is said about what was left alive."""
+    source = """
+    llm = LLM('smollm2-135m', dtype='float32', max_num_batched_tokens=8192)
+    work = [llm.branch([5 + i] * 4000).generate(max_tokens=5) for i in range(2)]
+    time.sleep(0.3)
+    print('ready')
+    sys.exit(3)
+    """
+    assert_clean(run_program(_dedent(source)), code=3)
+
+
 def test_exit_during_a_step_that_takes_long():
     """The step is broken off between two of its operations."""
     source = """

@@ -248,6 +248,10 @@ class CpuDecoder:
             cos, sin = self._rotary.gather(torch.arange(length))
             self._cos, self._sin = cos.contiguous(), sin.contiguous()
 
+    def interrupt(self) -> None:
+        """Break off the step that runs, and refuse all later ones: the program ends."""
+        self._stack.interrupt()
+
     def timings(self, reset: bool = False) -> dict[str, float]:
         """Seconds in each kind of phase since the last reset."""
         found = dict(self._stack.timings())

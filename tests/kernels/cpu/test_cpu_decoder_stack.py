@@ -224,3 +224,14 @@ def test_misfits_are_named() -> None:
     slots[0] = num_blocks * 16
     with pytest.raises(ValueError, match="slot outside"):
         model.run(replace(made[0], slot_mapping=slots))
+
+
+def test_an_interrupted_stack_breaks_its_steps_off() -> None:
+    config = ModelConfig.from_dict({**BASE, **FAMILIES["qwen2"]}, "interrupted")
+    model = native(config, Weights(config, torch.float32), torch.float32)
+    plans, blocks = steps(16)
+    model.allocate_kv(blocks, 16)
+    model.run(plans[0])
+    model.interrupt()
+    with pytest.raises(RuntimeError, match="broken off"):
+        model.run(plans[0])

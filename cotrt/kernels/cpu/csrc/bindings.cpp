@@ -95,6 +95,8 @@ void tree_attention(const AttentionPlan& plan, DType type, uintptr_t q, uintptr_
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // A program may end with a living model; what it leaves to the system is no leak worth a report.
+  nb::set_leak_warnings(false);
   // Throws where COTRT_CPU_ISA asks for what this machine does not run.
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("available_isas", &available_isas);
@@ -319,6 +321,7 @@ NB_MODULE(_native, m) {
           },
           "plan"_a, "input_ids"_a, "slot_mapping"_a, "cos"_a, "sin"_a, "num_positions"_a,
           "logits_rows"_a, "logits"_a)
+      .def("interrupt", &DecoderStack::interrupt)
       .def("timings", &DecoderStack::timings)
       .def("reset_timings", &DecoderStack::reset_timings);
 }

@@ -99,6 +99,7 @@ void DecoderStack::run(const StackStep& step) {
   if (open_kind_ >= 0)
     seconds_[open_kind_] +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - opened_).count();
+  if (interrupted_) throw std::runtime_error("the step was broken off");
 }
 
 void DecoderStack::reserve(const StackStep& step) {
@@ -266,6 +267,7 @@ void DecoderStack::norm_rows(const Phase& p, int row0, int row1) const {
 }
 
 void DecoderStack::run(int phase, int chunk, int thread) {
+  if (interrupted_.load(std::memory_order_relaxed)) return;
   const Phase& p = phases_[size_t(phase)];
   const KernelTable& k = kernels();
   const int rows = rows_of(p);

@@ -4,6 +4,7 @@
 // the weights' partner type (bf16 beside bf16 and int8 weights, float32 beside float32).
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -57,6 +58,9 @@ class DecoderStack final : private Work {
   // Seconds spent in each kind of phase since the last reset, and their names.
   std::vector<std::pair<std::string, double>> timings() const;
   void reset_timings();
+  // Breaks off the step that runs, which then throws, and every later one: the program ends, and
+  // the KV may be left unfinished. From any thread.
+  void interrupt() { interrupted_ = true; }
   const StackShape& shape() const { return shape_; }
 
  private:
@@ -95,6 +99,7 @@ class DecoderStack final : private Work {
   int64_t num_blocks_ = 0;
   int block_size_ = 0;
   std::mutex mutex_;
+  std::atomic<bool> interrupted_{false};
 
   // The step that runs now.
   std::shared_ptr<ThreadPool> pool_;
