@@ -34,18 +34,52 @@ class LLM:
             or an object such as `cotrt.testing.ScriptedModel`.
         tokenizer: folder, hub id, or an object with ``encode`` and ``decode``; default: the
             model's own.
-        **options: the options that `cotrt.config.EngineConfig` describes: dtype, device,
-            num_threads, seed, max_model_len, block_size, kv_cache_memory_bytes, max_num_seqs,
-            max_num_batched_tokens, enable_prefix_caching, logprobs_mode and more.
+        revision, trust_remote_code, chat_template, generation_config, dtype, quantization, device,
+            num_threads, seed, max_model_len, block_size, kv_cache_dtype, gpu_memory_utilization,
+            kv_cache_memory_bytes, swap_space, disk_space, disk_dir, prefix_cache_dir,
+            max_num_seqs, max_num_batched_tokens, enable_prefix_caching, attention_backend,
+            deterministic, enforce_eager, logprobs_mode: as `cotrt.config.EngineConfig` says of
+            each.
 
     Raises:
         ModelLoadError: the model is missing, broken, gated or not supported.
         InvalidRequestError: an option that is wrong, or not in this version.
-        TypeError: an unknown option.
     """
 
-    def __init__(self, model: Any, *, tokenizer: Any = None, **options: Any) -> None:
-        config = EngineConfig(model=model, tokenizer=tokenizer, **options)
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Any = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        chat_template: str | None = None,
+        generation_config: str = "auto",
+        dtype: Any = "auto",
+        quantization: str | None = None,
+        device: str = "auto",
+        num_threads: int | None = None,
+        seed: int = 0,
+        max_model_len: int | None = None,
+        block_size: int = 16,
+        kv_cache_dtype: str = "auto",
+        gpu_memory_utilization: float = 0.9,
+        kv_cache_memory_bytes: int | None = None,
+        swap_space: float | None = None,
+        disk_space: float = 0.0,
+        disk_dir: str | os.PathLike[str] | None = None,
+        prefix_cache_dir: str | os.PathLike[str] | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        enable_prefix_caching: bool = True,
+        attention_backend: str = "auto",
+        deterministic: bool = False,
+        enforce_eager: bool = False,
+        logprobs_mode: str = "raw",
+    ) -> None:
+        options = dict(locals())
+        del options["self"]
+        config = EngineConfig(**options)
         device = config.resolve_device()
         if isinstance(model, (str, os.PathLike)):
             step_model, reader, eos_ids, defaults = _load(config, device)

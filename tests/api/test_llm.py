@@ -1,4 +1,4 @@
-"""A submission that a tokenizer refuses half-way leaves nothing behind."""
+"""The LLM itself: its options, models without a tokenizer, submissions refused half-way."""
 
 from __future__ import annotations
 
@@ -32,3 +32,18 @@ def test_a_model_without_a_tokenizer_takes_ids():
         output = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].outputs[0]
         assert output.token_ids == [5, 5] and output.text == ""
         assert llm.tokenizer is None
+
+
+def test_llm_names_every_option_of_the_engine_with_its_default():
+    import dataclasses
+    import inspect
+
+    from cotrt.config import EngineConfig
+
+    named = {
+        name: parameter.default
+        for name, parameter in inspect.signature(LLM).parameters.items()
+        if name != "model"
+    }
+    fields = {f.name: f.default for f in dataclasses.fields(EngineConfig) if f.name != "model"}
+    assert named == fields
