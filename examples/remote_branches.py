@@ -29,7 +29,8 @@ def think(client: Client) -> None:
 up = threading.Event()
 with LLM("smollm2-135m") as llm:
     server = Server(llm, ServerOptions(port=0), lambda port: up.set())
-    thread = threading.Thread(target=server.run)  # from a shell: cotrt serve smollm2-135m
+    # From a shell: cotrt serve smollm2-135m
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     up.wait()
     think(Client(f"http://127.0.0.1:{server.port}"))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
+# Unbounded white space is where small models get lost for ever.
+_JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,16}"}
 
 
 class GrammarCompiler:
@@ -149,7 +151,7 @@ class GrammarState:
 
 def _source(wanted: StructuredOutputs) -> str:
     """The grammar in llguidance's own form."""
-    from llguidance import grammar_from
+    from llguidance import LLMatcher, grammar_from
 
     try:
         if wanted.json_schema is not None:
@@ -157,7 +159,7 @@ def _source(wanted: StructuredOutputs) -> str:
             given = json.loads(schema) if isinstance(schema, str) else schema
             if not isinstance(given, dict):
                 raise ValueError("a JSON schema is an object")
-            return grammar_from("json_schema", json.dumps(given))
+            return LLMatcher.grammar_from_json_schema(given, _JSON_OPTIONS)
         if wanted.regex is not None:
             return grammar_from("regex", wanted.regex)
         if wanted.choice is not None:
