@@ -79,3 +79,23 @@ def test_many_come_and_go_without_a_traceback(rig: Rig, caplog: pytest.LogCaptur
     rig.wait_until(rig.is_idle, 5.0)
     assert rig.llm.memory().in_use == 0
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+def test_dropping_a_stream_of_several_outputs_stops_all_of_them_again_and_again(rig: Rig) -> None:
+    for turn in range(25):
+        link = rig.open("/v1/completions", {**LONG, "prompt": f"{turn}", "n": 4, "stream": True})
+        assert link.recv(20)
+        link.close()
+        rig.wait_until(rig.is_idle, 2.0)
+    assert rig.llm.memory().in_use == 0
+    assert rig.post("/v1/completions", {"prompt": "a", "max_tokens": 1})["choices"]
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    import socket
+
+    with running(scripted(counting), body_timeout_s=0.2) as rig:
+        with socket.create_connection(("127.0.0.1", rig.port), timeout=10) as link:
+            head = "POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            link.sendall(f"{head}content-length: 500\r\n\r\n{{".encode())
+            assert b" 408 " in link.recv(65536)

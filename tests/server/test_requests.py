@@ -323,3 +323,24 @@ def test_every_reply_has_a_request_id(rig: Rig) -> None:
     assert headers["x-request-id"] == "mine-1"
     _, _, headers = rig.call("GET", "/health", headers={"x-request-id": 'bad id"'})
     assert len(headers["x-request-id"]) == 32
+
+
+def test_browsers_of_named_origins_alone_are_let_in(rig: Rig) -> None:
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    assert "access-control-allow-origin" not in rig.call("OPTIONS", "/v1/models", headers=asked)[2]
+    with running(scripted(letters), allowed_origins=("https://a.example",)) as open_rig:
+        status, _, headers = open_rig.call("OPTIONS", "/v1/completions", headers=asked)
+        assert status == 200 and headers["access-control-allow-origin"] == "https://a.example"
+        other = {**asked, "origin": "https://b.example"}
+        assert open_rig.call("OPTIONS", "/v1/completions", headers=other)[0] == 400
+
+
+def test_what_outgrows_the_pool_is_refused_with_the_numbers_and_others_are_served() -> None:
+    options = {"kv_cache_memory_bytes": 8 * 16 * 4, "max_model_len": 512}
+    with running(scripted(letters, **options)) as small:
+        status, reply, _ = small.call("POST", "/v1/completions", {"prompt": "x" * 200})
+        assert status == 400 and reply["error"]["code"] == "kv_cache_exhausted"
+        assert "8" in reply["error"]["message"]
+        grown = small.post("/v1/completions", {"prompt": "x" * 120, "max_tokens": 300})
+        assert grown["choices"][0]["stop_reason"] == "kv_capacity"
+        assert small.post("/v1/completions", {"prompt": "y" * 20})["choices"]
