@@ -95,7 +95,8 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
     import socket
 
     with running(scripted(counting), body_timeout_s=0.2) as rig:
-        with socket.create_connection(("127.0.0.1", rig.port), timeout=10) as link:
-            head = "POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            link.sendall(f"{head}content-length: 500\r\n\r\n{{".encode())
-            assert b" 408 " in link.recv(65536)
+        link = socket.create_connection(("127.0.0.1", rig.port), timeout=10)
+        head = "POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        link.sendall(f"{head}content-length: 500\r\n\r\n{{".encode())
+        assert b" 408 " in link.recv(65536)
+        link.close()
