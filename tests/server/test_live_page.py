@@ -122,7 +122,9 @@ def test_a_button_stops_and_prunes_what_runs(browser: Browser, rig: Rig) -> None
     wait(browser, f"{ROWS}.length === 0")
 
 
-def test_500_live_branches_are_listed_and_only_some_are_cards(browser: Browser, rig: Rig) -> None:
+def test_500_live_branches_are_listed_and_only_some_are_cards(
+    browser: Browser, rig: Rig, tmp_path: Path
+) -> None:
     open_page(browser, rig, key="sk-live")
     root = rig.post("/v1/branches", {"prompt": WORDS})
     children = rig.post(f"/v1/branches/{root['id']}/fork", {"n": 499})["data"]
@@ -130,6 +132,7 @@ def test_500_live_branches_are_listed_and_only_some_are_cards(browser: Browser, 
     assert browser.evaluate(f"{CARDS}.length") == 24
     assert "475 more" in browser.evaluate("document.getElementById('more').textContent")
     began = time.monotonic()
+    browser.screenshot(tmp_path / "500.png")
     links = [
         rig.open(f"/v1/branches/{child['id']}/generate", {"max_tokens": 20, "seed": i})
         for i, child in enumerate(children[:60])
