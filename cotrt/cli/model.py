@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("model", help="hub id or smollm2-135m")
         each.add_argument("--revision", help="branch, tag or commit of a hub id")
     verbs.add_parser("list", help="list the models that are here")
-    convert = verbs.add_parser("convert", help="write a .gguf file as a folder of safetensors")
+    convert = verbs.add_parser(
+        "convert", help="write a .gguf file as a folder of safetensors, in bfloat16"
+    )
     convert.add_argument("gguf", help="the .gguf file")
     convert.add_argument("folder", help="a folder that is not there yet")
 
@@ -79,6 +81,7 @@ def _hub_models() -> list[tuple[str, int, Path]]:
 def _convert(gguf: Path, folder: Path) -> int:
     from cotrt.errors import InvalidRequestError
     from cotrt.models import starter
+    from cotrt.models.gguf import GgufSource
 
     if not gguf.is_file():
         raise InvalidRequestError(f"{gguf} is not there")
@@ -86,10 +89,15 @@ def _convert(gguf: Path, folder: Path) -> int:
         raise InvalidRequestError(f"{folder} exists already: name a folder that does not")
     folder.mkdir(parents=True)
     starter._convert(gguf, folder, None)
+    # The file's own settings, as it is loaded by; transformers' reader knows fewer of them.
+    source = GgufSource(gguf)
+    own = {name: value for name, value in source.config().items() if value is not None}
+    source.close()
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    family = config.get("model_type", "llama")
-    config["architectures"] = [f"{family.capitalize()}ForCausalLM"]
+    config.pop("rope_parameters", None)
+    config.update(own, dtype="bfloat16")
+    config["architectures"] = [f"{config['model_type'].capitalize()}ForCausalLM"]
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     print(folder)
     return 0
