@@ -11,6 +11,8 @@ from collections.abc import Sequence
 BENCHMARKS = {
     "tree": ("tree", "fork, prune, append, and a step's own cost, without a model"),
     "cpu": ("cpu", "the workloads on the CPU, beside peers where they are installed"),
+    "busy": ("busy", "a workload beside a busy Python thread"),
+    "start": ("startup", "seconds to a model and to a first token, and memory"),
     "step": ("breakdown", "where a decode step's time goes, beside the memory limit"),
     "gpu": ("gpu", "the workloads and kernels on a GPU"),
 }
