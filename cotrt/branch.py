@@ -576,6 +576,8 @@ def _generate(
         for branch, one, seed in zip(branches, params, seeds):
             if one.n != 1:
                 raise InvalidRequestError(f"n={one.n} on a branch: fork({one.n}) it instead")
+            if one.prompt_logprobs is not None:
+                raise InvalidRequestError("prompt_logprobs on a branch: llm.generate([b], params)")
             if id(branch._seq) in seen:
                 raise InvalidRequestError(f"branch {branch.id} is in the batch twice")
             seen.add(id(branch._seq))

@@ -13,10 +13,10 @@ from cotrt.branch import Branch
 from cotrt.errors import BranchBusyError, InvalidRequestError
 from cotrt.handle import Generation
 from cotrt.params import SamplingParams
+from cotrt.runtime import Runtime, half_pairs_refused
 
 if TYPE_CHECKING:
     from cotrt.engine.state import Tail
-    from cotrt.runtime import Runtime
 
 Message = Mapping[str, Any]
 
@@ -229,7 +229,8 @@ class Chat:
         chat = tokenizer.prepare_chat(messages, **self._template)
         keep, before = _common_tokens(tokenizer, history, chat.text)
         last_id = history[keep - 1] if keep else None
-        return keep, tokenizer.encode_prepared(chat, after=before, last_id=last_id)
+        with half_pairs_refused():
+            return keep, tokenizer.encode_prepared(chat, after=before, last_id=last_id)
 
     def __enter__(self) -> Chat:
         return self

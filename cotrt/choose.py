@@ -21,7 +21,8 @@ def choose(
     """Start a choice on each branch; each is busy until its handle is done or cancelled."""
     if normalize not in ("mean", "sum"):
         raise InvalidRequestError(f'normalize={normalize!r}: must be "mean" or "sum"')
-    if isinstance(options, str) or not options:
+    options = options.tolist() if hasattr(options, "tolist") else options
+    if isinstance(options, (str, bytes)) or not hasattr(options, "__iter__") or not options:
         raise InvalidRequestError(f"options must be a list of at least one, not {options!r}")
     if not branches:
         return []

@@ -189,7 +189,8 @@ class LLM:
             InvalidRequestError: no chat template, bad messages, and what `generate` raises.
             PromptTooLongError, KVCacheExhaustedError, CotrtError, EngineDeadError: as `generate`.
         """
-        many = bool(messages) and not isinstance(messages[0], Mapping)
+        single = isinstance(messages, Mapping) or not messages  # a message alone is refused below
+        many = not single and not isinstance(messages[0], Mapping)
         conversations: Any = messages if many else [messages]
         prompts = [
             self._encode_chat(
@@ -256,7 +257,7 @@ class LLM:
         """
         runtime = self._runtime
         runtime.check()
-        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             ids = self._encode_chat(prompt)
         else:
             ids = runtime.encode_prompt(prompt)[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cotrt.engine.driver import Driver
@@ -24,6 +25,20 @@ if TYPE_CHECKING:
     from cotrt.engine.text import StreamText
     from cotrt.sampling.grammar import Grammar, GrammarCompiler, GrammarState
     from cotrt.sampling.logprobs import Logprob
+
+
+@contextmanager
+def half_pairs_refused() -> Iterator[None]:
+    """Refuse text that has no UTF-8 form; tokenizers say no more than that it is no str."""
+    try:
+        yield
+    except (TypeError, UnicodeEncodeError) as error:
+        if isinstance(error, UnicodeEncodeError) or "TextInputSequence" in str(error):
+            raise InvalidRequestError(
+                "the text holds half of a surrogate pair, which no tokenizer can encode: clean it "
+                "with text.encode('utf-8', 'replace').decode()"
+            ) from error
+        raise
 
 
 class Runtime:
@@ -142,7 +157,8 @@ class Runtime:
             if not prompt and self.tokenizer is not None:
                 bos = self.tokenizer.bos_token_id
                 return prompt, [] if bos is None else [bos]
-            ids: list[int] = self._need_tokenizer().encode(prompt)
+            with half_pairs_refused():
+                ids: list[int] = self._need_tokenizer().encode(prompt)
             return prompt, ids
         if isinstance(prompt, Mapping):
             if set(prompt) != {"prompt_token_ids"}:
@@ -158,13 +174,15 @@ class Runtime:
 
     def encode_chat(self, messages: Any, **options: Any) -> list[int]:
         """A conversation as ids; contents are plain text."""
-        ids: list[int] = self._need_tokenizer().encode_chat(messages, **options)
+        with half_pairs_refused():
+            ids: list[int] = self._need_tokenizer().encode_chat(messages, **options)
         return ids
 
     def encode_continuation(self, value: Any, *, special: bool = True, what: str) -> list[int]:
         """Text that follows other text, or token ids, as ids."""
         if isinstance(value, str):
-            ids: list[int] = self._need_tokenizer().encode_continuation(value, special=special)
+            with half_pairs_refused():
+                ids: list[int] = self._need_tokenizer().encode_continuation(value, special=special)
             return ids
         if isinstance(value, (bytes, Mapping)) or not hasattr(value, "__iter__"):
             raise InvalidRequestError(

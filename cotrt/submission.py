@@ -218,6 +218,11 @@ def as_prompts(prompts: Any) -> list[Any]:
 def _as_params(params: Any, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if isinstance(params, Mapping) or not hasattr(params, "__iter__"):
+        raise InvalidRequestError(
+            "sampling_params must be a SamplingParams, a list of them or None, not "
+            f"{type(params).__name__}"
+        )
     each = list(params)
     if len(each) != count:
         raise InvalidRequestError(f"{len(each)} sampling_params for {count} prompts: one, or each")
