@@ -349,6 +349,8 @@ class Engine:
                 return self.scheduler.has_work
             batch = self._runner.prepare(step)
             num_top = [self._num_top(work) for work, _ in step.scored]
+            if not step.is_decode:
+                self._note_scheduled(step)
             self._in_flight = True
         except BaseException as error:
             self._die(error)
@@ -371,6 +373,13 @@ class Engine:
             self._answer_between()
             self._flush_woken()
         return True
+
+    def _note_scheduled(self, step: Step) -> None:
+        now = time.monotonic()
+        for work in itertools.chain((entry.work for entry in step.entries), step.joined):
+            state = work.data
+            if isinstance(state, GenerationState) and not state.first_scheduled:
+                state.first_scheduled = now
 
     def _num_top(self, work: Work) -> int:
         state = work.data

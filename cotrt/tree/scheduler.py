@@ -135,9 +135,10 @@ class Scheduler:
                     seq.hash, seq.hash_length = value, seq.num_computed
         builder = StepBuilder(self.tree, self._max_tokens, self._max_scored_rows)
         preemptions = self.counters.preemptions
-        for work in list(self.running):
+        running = list(self.running)
+        for index, work in enumerate(running):
             if work.state is WorkState.RUNNING:
-                self._schedule_running(builder, work)
+                self._schedule_running(builder, work, len(running) - index - 1)
         if self.counters.preemptions == preemptions or not builder.entries:
             self._admit(builder)
         if not builder.entries:
@@ -151,8 +152,16 @@ class Scheduler:
         self._version = self.tree.version
         return step
 
-    def _schedule_running(self, builder: StepBuilder, work: Work) -> None:
-        rows = builder.rows_for(work)
+    def _schedule_running(self, builder: StepBuilder, work: Work, num_behind: int) -> None:
+        """Rows for a running work, with a row left for each of the `num_behind` after it.
+
+        A long prompt takes at most half of a step's budget while others wait to begin, so that
+        a short request does not wait for the end of a long one.
+        """
+        limit = builder.tokens_left - num_behind
+        if any(waiting.leader is None for waiting in self.waiting):
+            limit = min(limit, self._max_tokens // 2)
+        rows = builder.rows_for(work, max(limit, 1))
         if rows == 0:  # no budget left in this step
             return
 
@@ -160,7 +169,7 @@ class Scheduler:
             return self.tree.can_allocate(builder.blocks_for(work, rows))
 
         if not fits() and self.tree.drop_view(work.seq):
-            rows = builder.rows_for(work)
+            rows = builder.rows_for(work, max(limit, 1))
         while not fits() and not reclaim_idle(self.tree, self.sequences, fits):
             victim = choose_victim(self.tree, self.running, work)
             if victim is not None:
@@ -172,7 +181,7 @@ class Scheduler:
                 self._exhausted.append(work)
                 return
             else:
-                rows = builder.rows_for(work)
+                rows = builder.rows_for(work, max(limit, 1))
         builder.add(work, rows)
 
     def _preempt(self, work: Work) -> None:

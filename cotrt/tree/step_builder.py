@@ -22,7 +22,7 @@ class StepBuilder:
 
     def __init__(self, tree: KVTree, max_tokens: int, max_scored_rows: int) -> None:
         self._tree = tree
-        self._tokens_left = max_tokens
+        self.tokens_left = max_tokens
         self._scored_left = max_scored_rows
         self.entries: list[Entry] = []
         self.by_work: dict[Work, Entry] = {}
@@ -34,11 +34,13 @@ class StepBuilder:
         self._draws: list[tuple[Work, int]] = []
         self._scored: list[tuple[Work, int, int]] = []
 
-    def rows_for(self, work: Work) -> int:
-        """Rows that `work` can have in this step: 0 when a budget is used up."""
+    def rows_for(self, work: Work, limit: int | None = None) -> int:
+        """Rows that `work` can have in this step, at most `limit`: 0 when a budget is used up."""
         first = work.first_wanted
         start = min(work.seq.num_computed, first)
-        rows = min(work.target - start, self._tokens_left)
+        rows = min(work.target - start, self.tokens_left)
+        if limit is not None:
+            rows = min(rows, limit)
         num_scored = start + rows - first - (1 if work.samples else 0)
         scored_left = max(self._scored_left, 0)  # followers of shared rows may overdraw it
         if num_scored > scored_left:
@@ -69,7 +71,7 @@ class StepBuilder:
         self.by_work[work] = entry
         self.by_node.setdefault(seq.node, []).append(entry)
         self._num_rows += rows
-        self._tokens_left -= rows
+        self.tokens_left -= rows
         self._take(work, entry, end)
 
     def take_logits(self, work: Work, entry: Entry) -> bool:

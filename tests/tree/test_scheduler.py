@@ -349,3 +349,15 @@ def test_token_counters_tell_given_from_sampled_and_first_from_again() -> None:
     assert counters.generated_tokens_computed == 3
     assert counters.recomputed_tokens == 3
     assert counters.prompt_tokens_reused == 10
+
+
+def test_a_long_prompt_leaves_room_for_decodes_behind_it_and_for_new_requests() -> None:
+    desk = Desk(max_num_batched_tokens=8, max_num_seqs=4)
+    desk.generate(desk.root(range(40)))  # ranks first
+    desk.run(grows_to(60))  # 8 of its 40 tokens
+    desk.generate(desk.root(range(50, 53)))
+    step = desk.run(grows_to(60))
+    assert rows(step) == [(0, 8, 4), (1, 0, 3)]  # half of the budget is left for those who wait
+    step = desk.run(grows_to(60))
+    assert rows(step) == [(0, 12, 7), (1, 3, 1)]  # and a row for each that runs behind it
+    assert drawing(step) == [1]
