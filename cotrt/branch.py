@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,9 @@ T = TypeVar("T")
 
 # At most this share of the pool can be kept by leases.
 _MAX_KEPT_SHARE = 0.5
+
+# Children of one fork call: they are made under the engine's lock, about 30 microseconds each.
+MAX_FORKS = 65_536
 
 
 class Branch:
@@ -52,7 +56,7 @@ class Branch:
         branch the children have its tokens as published at the call.
 
         Args:
-            n: how many, at least 1.
+            n: how many, 1 to 65,536.
             at: absolute length to fork at; default: all tokens.
 
         Raises:
@@ -60,8 +64,10 @@ class Branch:
             BranchPrunedError: the branch was pruned or closed.
             EngineDeadError: the engine has stopped.
         """
-        if type(n) is not int or n < 1:
-            raise InvalidRequestError(f"fork(n={n!r}): n must be an int of at least 1")
+        if type(n) is not int or not 1 <= n <= MAX_FORKS:
+            raise InvalidRequestError(
+                f"fork(n={n!r}): n must be an int from 1 to {MAX_FORKS}; fork again for more"
+            )
         runtime, engine = self._runtime, self._runtime.engine
         runtime.check()
         with engine.lock:
@@ -153,6 +159,16 @@ class Branch:
             self._closed = True
             with runtime.engine.lock:
                 runtime.engine.close(self._seq)
+
+    def save(self, path: str | os.PathLike[str], *, subtree: bool = False) -> None:
+        """Not in this version.
+
+        Raises:
+            InvalidRequestError: always.
+        """
+        raise InvalidRequestError(
+            "save is not in this version: keep b.token_ids and make a branch of them later"
+        )
 
     def keep(self, seconds: float) -> None:
         """A lease: for so long its KV is evicted last. 0 ends it.

@@ -63,6 +63,8 @@ class Chat:
         chat_template: str | None = None,
     ) -> None:
         runtime.check()
+        if system is not None and not isinstance(system, str):
+            raise InvalidRequestError(f"system must be a str or None, not {type(system).__name__}")
         tokenizer = runtime.tokenizer
         if tokenizer is None or (chat_template is None and not tokenizer.has_chat_template):
             what = "tokenizer" if tokenizer is None else "chat template"

@@ -265,6 +265,16 @@ class LLM:
             runtime.check_length(len(ids))
             return Branch(runtime, runtime.engine.new_root(ids))
 
+    def load_branch(self, path: str | os.PathLike[str], *, kv: str = "auto") -> Branch:
+        """Not in this version.
+
+        Raises:
+            InvalidRequestError: always.
+        """
+        raise InvalidRequestError(
+            "load_branch is not in this version: keep b.token_ids and make a branch of them"
+        )
+
     # ---- looking inside -----------------------------------------------------------------------
 
     def memory(self) -> MemoryStats:
@@ -382,6 +392,10 @@ def _load(
 def _wrap(config: EngineConfig) -> tuple[StepModel, Any, frozenset[int], Mapping[str, Any]]:
     """A model object: it names its own tokenizer and end-of-sequence ids."""
     from pathlib import Path
+
+    # Before the engine's thread starts: a Ctrl-C while that thread imports torch would be taken
+    # for a handled one, and the program would end with 1.
+    import torch  # noqa: F401
 
     from cotrt.models.tokenizer import Tokenizer
 

@@ -59,12 +59,12 @@ def score(
                 )
             runtime.check_length(branch._seq.length + longest)
         for branch in branches:
-            states = []
+            states: list[ScoreState] = []
             for ids in encoded:
                 child = engine.fork(branch._seq, internal=True)
                 engine.extend(child, before + ids)
                 state = ScoreState(child, child.length - len(ids))
-                engine.start_score(state)
+                engine.start_score(state, counts_reuse=not states)
                 states.append(state)
             handles.append(_handle(runtime, states, encoded))
     return handles

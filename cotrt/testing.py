@@ -46,7 +46,7 @@ class ScriptedModel:
     Args:
         next_probs: ``next_probs(token_ids) -> {token_id: probability}``; called with the tokens
             as they were read back. Tokens that are left out have probability 0; the rest is
-            normalised.
+            normalised. What it raises ends the request that it was called for, and no other.
         vocab_size: token ids are ``0 .. vocab_size - 1``.
         eos_token_id: an int, or a list of them.
         tokenizer: an object with ``encode`` and ``decode``, or a folder; without one token i is
@@ -79,6 +79,7 @@ class ScriptedModel:
             "partial_bytes_per_row": 16,
             "max_group_tokens": 512,
         }
+        self.row_errors: dict[int, Exception] = {}
         self._kv = np.zeros((0, 0), np.int32)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
@@ -98,15 +99,28 @@ class ScriptedModel:
         self._kv.reshape(-1)[step.slot_mapping[write]] = step.input_ids[write]
         logits = np.full((len(step.logits_rows), self.vocab_size), -np.inf, np.float32)
         groups = _groups_of_rows(step.attention)
+        self.row_errors = {}
         for index, row in enumerate(step.logits_rows.tolist()):
             path = self._read(step.attention, groups.get(row, ()), row)
             assert path[-1] == step.input_ids[row], (
                 f"row {row} is token {step.input_ids[row]}, its KV slot holds {path[-1]}"
             )
-            for token, probability in self.next_probs(path).items():
-                if probability > 0:
-                    logits[index, token] = math.log(probability)
+            try:
+                for token, probability in self.next_probs(path).items():
+                    if probability > 0:
+                        logits[index, self._checked(token)] = math.log(probability)
+            except Exception as error:  # of this row alone: the others go on
+                logits[index] = np.nan
+                self.row_errors[index] = error
         return torch.from_numpy(logits)
+
+    def _checked(self, token: int) -> int:
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(
+                f"next_probs gave a probability for token {token}; the vocabulary ends at "
+                f"{self.vocab_size - 1}"
+            )
+        return token
 
     def _read(self, plan: AttentionPlan, groups: Sequence[int], row: int) -> list[int]:
         """Tokens at positions 0 to the row's own, each read through exactly one group."""

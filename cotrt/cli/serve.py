@@ -14,12 +14,19 @@ EXAMPLE = "cotrt serve smollm2-135m --port 8000 --api-key sk-mine"
 NEEDS = "server"
 
 
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not a port: 0 to 65535")
+    return port
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     group = parser.add_argument_group("server")
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=8000, help="port, 0 for a free one (default: %(default)s)")
+    add("--port", type=_port, default=8000, help="port, 0 for a free one (default: %(default)s)")
     add(
         "--api-key",
         action="append",

@@ -253,11 +253,14 @@ class Engine:
             self._finish(work, "length", None)
             self._flush_woken()
 
-    def start_score(self, state: ScoreState, priority: int = 0) -> None:
-        """Queue a score on its temporary sequence."""
+    def start_score(
+        self, state: ScoreState, priority: int = 0, *, counts_reuse: bool = True
+    ) -> None:
+        """Queue a score on its temporary sequence; one of a call's counts what they reuse."""
         work = self._new_work(
             state.seq, samples=False, logits_from=state.first - 1, priority=priority, data=state
         )
+        work.counts_reuse = counts_reuse
         state.work = work
         self._queue(work)
 
@@ -285,7 +288,7 @@ class Engine:
         state.seq.choice = state
         for score in state.scores:
             score.choice = state
-            self.start_score(score)
+            self.start_score(score, counts_reuse=score is state.scores[0])
 
     def cancel_choice(self, state: ChoiceState) -> None:
         """End a choose now; its branch is free and unchanged."""
@@ -391,10 +394,11 @@ class Engine:
         drawn = result.drawn
         if drawn is not None and drawn.bad.any():
             for index in np.flatnonzero(drawn.bad).tolist():
-                self._end_bad(step.draws[index])
-        for (work, _), scores in zip(step.scored, result.scored):
+                row = int(step.plan.sample_rows[index])
+                self._end_bad(step.draws[index], result.row_errors.get(row))
+        for (work, _), row, scores in zip(step.scored, step.plan.scored_rows, result.scored):
             if scores is None:
-                self._end_bad(work)
+                self._end_bad(work, result.row_errors.get(int(row)))
         self.scheduler.commit(step)
         if step.scored:
             self._take_scores(step, result)
@@ -577,16 +581,21 @@ class Engine:
     def _end_pruned(self, work: Work) -> None:
         self._fail(work, BranchPrunedError("the branch was pruned while it was running"))
 
-    def _end_bad(self, work: Work) -> None:
+    def _end_bad(self, work: Work, error: Exception | None) -> None:
+        """End a work whose logits are of no use; `error` is the model's own word for it."""
         if work.state is WorkState.DONE:
             return
-        self._fail(
-            work,
-            NumericsError(
-                f"the model gave NaN or infinite logits at position {work.first_wanted} of "
-                f"sequence {work.seq.id}: check the weights and dtype"
-            ),
-        )
+        if error is None:
+            what = "gave NaN or infinite logits: check the weights and dtype"
+            if getattr(work.data, "processor", None) is not None:
+                what = (
+                    "gave NaN or infinite logits, or no possible token among those that "
+                    "allowed_token_ids, logit_bias, bad_words and the grammar leave"
+                )
+            error = NumericsError(
+                f"at position {work.first_wanted} of sequence {work.seq.id} the model {what}"
+            )
+        self._fail(work, error)
 
     def _drop_temporary(self, seq: Sequence) -> None:
         seq.closed = seq.pruned = True

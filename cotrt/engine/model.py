@@ -19,6 +19,7 @@ class StepModel(Protocol):
         max_model_len: tokens that a sequence may have.
         kv_bytes_per_token: bytes of KV of one token, all layers.
         backend_name: the kernels that it runs on.
+        row_errors: optional; by logits row of the last run, why its logits are NaN.
         plan_options: arguments of ``tree.attention_costs.PlanCosts`` for these kernels.
     """
 

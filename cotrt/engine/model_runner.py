@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,11 +30,13 @@ class StepResult:
         drawn: tokens, logprobs and non-finite rows of the draws, or None without any.
         scored: one for each scored logit; None where its logits were not finite.
         ranked: one for each draw whose work is a ranking, in their order.
+        row_errors: why a logits row is not finite, by its index, where the model says so.
     """
 
     drawn: SampleOutput | None
     scored: list[TokenScores | None]
     ranked: list[Ranking]
+    row_errors: Mapping[int, Exception] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -101,7 +104,8 @@ class ModelRunner:
         if self._ranked:
             states = [step.draws[i].data for i in self._ranked]
             ranked = rank(logits, plan.sample_rows[self._ranked], states)
-        return StepResult(drawn, scored, ranked)
+        row_errors = getattr(self._model, "row_errors", {})
+        return StepResult(drawn, scored, ranked, row_errors)
 
 
 def _score(

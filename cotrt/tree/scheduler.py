@@ -266,7 +266,8 @@ class Scheduler:
     def _count_reused(self, work: Work, num_tokens: int) -> None:
         if work.num_reused is None:
             work.num_reused = num_tokens
-            self.counters.prompt_tokens_reused += num_tokens
+            if work.counts_reuse:
+                self.counters.prompt_tokens_reused += num_tokens
 
     def _is_ahead(self, leader: Work, work: Work) -> bool:
         """`leader` still computes tokens that `work` waits for."""

@@ -30,6 +30,7 @@ class Work:
             changes, so the first running work always goes on and preemption cannot circle.
         leader: the work that is computing this one's prefix now, or None.
         wait_until: length of the prefix that the leader computes for this one.
+        counts_reuse: False for all but the first work of a score or choose, which count once.
         num_reused: tokens whose KV was there, or being computed, when first scheduled; None
             before that.
         num_preempted: how often its KV was dropped to make room for others.
@@ -43,6 +44,7 @@ class Work:
         "leader",
         "logits_from",
         "num_preempted",
+        "counts_reuse",
         "num_reused",
         "rank",
         "samples",
@@ -68,6 +70,7 @@ class Work:
         self.state = WorkState.WAITING
         self.leader: Work | None = None
         self.wait_until = 0
+        self.counts_reuse = True
         self.num_reused: int | None = None
         self.num_preempted = 0
         self.data = data
