@@ -14,9 +14,11 @@ mkdir "$work/tests"
 cp -r "$root/tests/conftest.py" "$root/tests/kernels" "$root/tests/sampling" "$work/tests/"
 cp "$root/pyproject.toml" "$work/"
 unset COTRT_EXPECT_NATIVE
-export PYTHONPATH=$work/site
+# Without `site` no editable install of this checkout comes before the folder.
+packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+export PYTHONPATH=$work/site:$packages
 cd "$work"
-"$python" - <<'PROGRAM'
+"$python" -S - <<'PROGRAM'
 import cotrt
 from cotrt import LLM, SamplingParams
 from cotrt.kernels.cpu.native import missing_reason
@@ -29,4 +31,4 @@ with LLM("smollm2-135m", kv_cache_memory_bytes=1 << 28) as llm:
     text = llm.generate("The capital of France is", params, use_tqdm=False)[0].outputs[0].text
     assert text.startswith(" Paris"), text
 PROGRAM
-"$python" -m pytest -q tests/kernels tests/sampling --ignore tests/kernels/triton_kernels "$@"
+"$python" -S -m pytest -q tests/kernels tests/sampling --ignore tests/kernels/triton_kernels "$@"
