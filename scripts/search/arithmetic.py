@@ -3,8 +3,9 @@
     python scripts/search/arithmetic.py [--problems 100] [--out results.jsonl]
 
 Prints the table of docs/search.md. Every search draws about as many tokens: 8 samples, or waves
-of 8 steps. Two scorers: the mean log-probability, which knows nothing, and a verifier that
-recomputes the equations of a path, as a program with a calculator would.
+of 8 steps. Two scorers: a verifier that recomputes the equations of a path, as a program with a
+calculator would, and, for two of the searches, the mean log-probability. With --out, a run that
+was cut short goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -152,37 +153,44 @@ def main() -> None:
     arguments = parser.parse_args()
     rng = random.Random(24)
     problems = [problem(rng) for _ in range(arguments.problems)]
+    by_logprob = methods(None)
     groups = {
         "": plain_methods(),
-        "mean log-probability": methods(None),
+        "mean log-probability": {name: by_logprob[name] for name in list(by_logprob)[:2]},
         "verifier": methods(verify),
     }
     lines: list[dict[str, Any]] = []
-    answers: dict[str, list[str | None]] = {}
+    if arguments.out is not None and arguments.out.exists():
+        lines = [json.loads(line) for line in arguments.out.read_text().splitlines()]
+    done = {(line["search"], line["scorer"]) for line in lines}
     with LLM("smollm2-135m", seed=0) as llm:
         prompts = [f"{SHOTS}Question: {question}\n" for question, _ in problems]
         run_all(llm, prompts[:1], search.best_of_n, {"n": 8, "params": WHOLE})  # warm up
         for scorer, group in groups.items():
             for name, (fn, options) in group.items():
+                if (name, scorer) in done:
+                    continue
                 begun, before = time.perf_counter(), llm.metrics
                 results = run_all(llm, prompts, fn, options)
                 seconds = time.perf_counter() - begun
                 spent = {key: llm.metrics[key] - before[key] for key in before}
                 right = [str(r.answer) == str(a) for r, (_, a) in zip(results, problems)]
-                answers[f"{scorer}{name}"] = [r.answer for r in results]
-                lines.append(
-                    {
-                        "search": name,
-                        "scorer": scorer,
-                        "right": sum(right),
-                        "finished": sum(r.best.finished for r in results if r.best),
-                        "tokens": statistics.mean(r.usage.tokens_generated for r in results),
-                        "computed": spent["prompt_tokens_computed"] / len(problems),
-                        "reused": spent["prompt_tokens_reused"] / len(problems),
-                        "seconds": seconds / len(problems),
-                    }
-                )
-                print(lines[-1], file=sys.stderr, flush=True)
+                line = {
+                    "search": name,
+                    "scorer": scorer,
+                    "right": sum(right),
+                    "tokens": statistics.mean(r.usage.tokens_generated for r in results),
+                    "computed": spent["prompt_tokens_computed"] / len(problems),
+                    "reused": spent["prompt_tokens_reused"] / len(problems),
+                    "seconds": seconds / len(problems),
+                    "answers": [r.answer for r in results],
+                }
+                lines.append(line)
+                sys.stderr.write(f"{name}: {line['right']} right, {seconds:.0f} s\n")
+                if arguments.out is not None:
+                    with arguments.out.open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+    answers = {line["search"]: line["answers"] for line in lines if not line["scorer"]}
     full = answers["self-consistency, n = 16, full"]
     for rule in ("posterior", "window 5"):
         stopped = answers[f"self-consistency, n = 16, {rule}"]
@@ -195,8 +203,6 @@ def main() -> None:
             f"| {line['search']} | {line['scorer']} | {line['right']} | {line['tokens']:.0f} | "
             f"{line['computed']:.0f} | {line['reused']:.0f} | {line['seconds']:.2f} |"
         )
-    if arguments.out is not None:
-        arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 if __name__ == "__main__":
