@@ -254,7 +254,12 @@ class TreeProgram(RuleBasedStateMachine):
         assert owner.branch is not None
         length = len(owner.ids)
         try:
-            handle = owner.branch.generate(params)
+            if params.prompt_logprobs is None:
+                handle = owner.branch.generate(params)
+            else:  # a completion has no place for them, a RequestOutput has
+                handle = submit(self.rig.runtime, [owner.branch], params, default_max_tokens=None)[
+                    0
+                ]
         except BranchBusyError:
             assert owner.busy is not None
             return
