@@ -72,7 +72,7 @@ class Submission(Handle[list[RequestOutput]], Sequence[Generation]):
             prompt_token_ids=request.ids,
             outputs=completions,
             prompt_logprobs=self._prompt_logprobs(request, states[0]),
-            num_cached_tokens=max(s.num_cached for s in states[:1]),
+            num_cached_tokens=states[0].num_cached,
             metrics=RequestMetrics(
                 arrival_time=min(s.created for s in states),
                 first_token_time=min(first_tokens, default=None),

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from cotrt.sampling.sampler import SampleOutput, SamplingBatch
 
-_NO_TOKENS = np.zeros(0, np.int32)
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

@@ -20,7 +20,6 @@ class Admission:
     """
 
     def __init__(self, max_running: int, max_queue: int) -> None:
-        self._max_running = max_running
         self._limit = max_running + max_queue
         self.num_admitted = 0
         self.is_draining = False

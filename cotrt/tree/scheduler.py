@@ -161,7 +161,8 @@ class Scheduler:
         limit = builder.tokens_left - num_behind
         if any(waiting.leader is None for waiting in self.waiting):
             limit = min(limit, self._max_tokens // 2)
-        rows = builder.rows_for(work, max(limit, 1))
+        limit = max(limit, 1)
+        rows = builder.rows_for(work, limit)
         if rows == 0:  # no budget left in this step
             return
 
@@ -169,7 +170,7 @@ class Scheduler:
             return self.tree.can_allocate(builder.blocks_for(work, rows))
 
         if not fits() and self.tree.drop_view(work.seq):
-            rows = builder.rows_for(work, max(limit, 1))
+            rows = builder.rows_for(work, limit)
         while not fits() and not reclaim_idle(self.tree, self.sequences, fits):
             victim = choose_victim(self.tree, self.running, work)
             if victim is not None:
@@ -181,7 +182,7 @@ class Scheduler:
                 self._exhausted.append(work)
                 return
             else:
-                rows = builder.rows_for(work, max(limit, 1))
+                rows = builder.rows_for(work, limit)
         builder.add(work, rows)
 
     def _preempt(self, work: Work) -> None:
