@@ -14,12 +14,13 @@ from cotrt.handle import Generation
 from cotrt.params import SamplingParams
 from cotrt.server.chat_request import ChatRequest
 from cotrt.server.chat_text import ChatText, message_of
-from cotrt.server.outputs import Piece, finish_reason, num_cached, read_pieces, usage
+from cotrt.server.outputs import Piece, finish_reason, read_pieces
 from cotrt.server.reasoning import OPEN
+from cotrt.server.request_run import chunk_sender, respond, usage_of
 from cotrt.server.service import Service
 from cotrt.server.streaming import each_at_once
 from cotrt.server.token_logprobs import SampledTexts, chat_logprobs
-from cotrt.server.wire import Emit, EventStream, Reply, read_model, while_connected
+from cotrt.server.wire import Emit, read_model
 
 
 async def create_chat_completion(request: Request, service: Service) -> Response:
@@ -50,18 +51,7 @@ async def create_chat_completion(request: Request, service: Service) -> Response
         ticket.release()
         raise
 
-    def cleanup() -> None:
-        run.cleanup()
-        ticket.release()
-
-    if asked.stream:
-        return EventStream(
-            run.stream, cleanup=cleanup, write_timeout_s=service.options.write_timeout_s
-        )
-    try:
-        return Reply(await while_connected(request.receive, run.whole))
-    finally:
-        cleanup()
+    return await respond(request, service, run, ticket, stream=asked.stream)
 
 
 class _Run:
@@ -140,14 +130,7 @@ class _Run:
     async def stream(self, emit: Emit) -> None:
         asked = self._asked
         head = {**self._head, "object": "chat.completion.chunk"}
-
-        async def send(choice: dict[str, Any] | None, **more: Any) -> None:
-            event = {**head, "choices": [] if choice is None else [choice], **more}
-            if asked.wants_usage_always:
-                event["usage"] = self._usage()
-            elif asked.wants_usage:
-                event["usage"] = None if choice is not None else self._usage()
-            await emit(event)
+        send = chunk_sender(emit, head, asked, self._usage)
 
         async def one(index: int) -> None:
             text, texts = self._text(), self._texts(index)
@@ -197,8 +180,4 @@ class _Run:
 
     def _usage(self) -> dict[str, Any]:
         states = self._states
-        completion = sum(
-            len(state.tokens) if state.promise.done else state.seq.length - state.start
-            for state in states
-        )
-        return usage(len(self._prompt), num_cached(states, len(states)), completion)
+        return usage_of(states, prompt_tokens=len(self._prompt), outputs_a_prompt=len(states))

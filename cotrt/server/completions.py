@@ -15,12 +15,13 @@ from cotrt.engine.state import GenerationState
 from cotrt.params import MAX_LOGPROBS, SamplingParams
 from cotrt.server.errors import ApiError
 from cotrt.server.openai_fields import OpenAIFields
-from cotrt.server.outputs import Piece, finish_reason, num_cached, read_pieces, states_of, usage
+from cotrt.server.outputs import Piece, finish_reason, read_pieces, states_of
+from cotrt.server.request_run import chunk_sender, respond, usage_of
 from cotrt.server.sampling_fields import TokenId
 from cotrt.server.service import Service
 from cotrt.server.streaming import each_at_once
 from cotrt.server.token_logprobs import CompletionLogprobs, SampledTexts, Scores, TokenTexts
-from cotrt.server.wire import Emit, EventStream, Reply, read_model, while_connected
+from cotrt.server.wire import Emit, read_model
 from cotrt.submission import Submission
 
 DEFAULT_MAX_TOKENS = 16
@@ -70,18 +71,7 @@ async def create_completion(request: Request, service: Service) -> Response:
         ticket.release()
         raise
 
-    def cleanup() -> None:
-        run.cleanup()
-        ticket.release()
-
-    if asked.stream:
-        return EventStream(
-            run.stream, cleanup=cleanup, write_timeout_s=service.options.write_timeout_s
-        )
-    try:
-        return Reply(await while_connected(request.receive, run.whole))
-    finally:
-        cleanup()
+    return await respond(request, service, run, ticket, stream=asked.stream)
 
 
 def _fields(asked: CompletionRequest, service: Service) -> dict[str, Any]:
@@ -161,14 +151,7 @@ class _Run:
 
     async def stream(self, emit: Emit) -> None:
         asked = self._asked
-
-        async def send(part: dict[str, Any] | None) -> None:
-            event = {**self._head, "choices": [] if part is None else [part]}
-            if asked.wants_usage_always:
-                event["usage"] = self._usage()
-            elif asked.wants_usage:
-                event["usage"] = None if part is not None else self._usage()
-            await emit(event)
+        send = chunk_sender(emit, self._head, asked, self._usage)
 
         async def one(index: int) -> None:
             choice = _Choice(self, index)
@@ -190,14 +173,10 @@ class _Run:
             await send(None)
 
     def _usage(self) -> dict[str, Any]:
-        states = self._states
-        return usage(
-            sum(map(len, self._prompts)),
-            num_cached(states, self._asked.n),
-            sum(
-                len(state.tokens) if state.promise.done else state.seq.length - state.start
-                for state in states
-            ),
+        return usage_of(
+            self._states,
+            prompt_tokens=sum(map(len, self._prompts)),
+            outputs_a_prompt=self._asked.n,
         )
 
 

@@ -1,10 +1,9 @@
-"""Outputs as they grow: pieces of text with their tokens, counts for usage."""
+"""Outputs as they grow: pieces of text with their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from cotrt.engine.state import GenerationState
 from cotrt.handle import Generation
@@ -55,21 +54,6 @@ async def read_pieces(generation: Generation) -> AsyncIterator[Piece]:
 def states_of(submission: Submission) -> list[GenerationState]:
     """The engine's states, one an output, prompt by prompt."""
     return [generation._state for generation in submission]
-
-
-def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """Counts in OpenAI's shape; every sampled token counts, the stop's included."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
-
-
-def num_cached(states: Sequence[GenerationState], n: int) -> int:
-    """Prompt tokens whose KV was there; the n outputs of a prompt share them."""
-    return sum(state.num_cached for state in states[::n])
 
 
 def finish_reason(reason: str | None) -> str:
