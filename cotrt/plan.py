@@ -9,6 +9,7 @@ A step has T rows (one a token computed in it), R logits rows and S sample rows:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,58 @@ import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
+
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The plain layout of *records*: the KV of up to one block, outside of the device's pool.
+
+    A record is bytes, ``[layer][K or V][token][head][dim]``, native byte order, the same for every
+    backend, in host memory, on disk and in saved branches. A record of k tokens has k times
+    `token_bytes` bytes.
+
+    Attributes:
+        num_layers: layers; num_kinds: 2, K and V (1 where a model has no more than one).
+        num_heads: KV heads; head_dim: elements a head.
+        dtype: of an element: "bfloat16", "float16", "float32" or "int32".
+    """
+
+    num_layers: int
+    num_kinds: int
+    num_heads: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token, all layers."""
+        return self.num_layers * self.num_kinds * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.num_heads * self.head_dim * _ITEM_BYTES[self.dtype]
+
+    def _by_token(self, record: UInt8) -> UInt8:
+        """``[layers * kinds, tokens, bytes]`` of a record."""
+        return record.reshape(self.num_layers * self.num_kinds, -1, self._row_bytes)
+
+    def cut(self, record: UInt8, start: int, stop: int) -> UInt8:
+        """The record of tokens `start` to `stop` of those in `record`."""
+        return np.ascontiguousarray(self._by_token(record)[:, start:stop]).reshape(-1)
+
+    def join(self, records: Sequence[UInt8]) -> UInt8:
+        """One record of the tokens of all, in their order."""
+        return np.concatenate([self._by_token(r) for r in records], axis=1).reshape(-1)
+
+    def pad(self, record: UInt8, num_tokens: int) -> UInt8:
+        """The record with zero tokens at its end, `num_tokens` in all."""
+        missing = num_tokens * self.token_bytes - record.size
+        if not missing:
+            return record
+        return self.join([record, np.zeros(missing, np.uint8)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cotrt.plan import AttentionPlan, StepPlan
+from cotrt.plan import AttentionPlan, KVShape, StepPlan, UInt8
 
 if TYPE_CHECKING:
     import torch
@@ -52,10 +52,12 @@ class ScriptedModel:
         tokenizer: an object with ``encode`` and ``decode``, or a folder; without one token i is
             the character ``chr(i)``.
         max_model_len: tokens that a sequence may have.
+        fingerprint: models of the same one can read each other's saved KV.
     """
 
     backend_name = "scripted"
     kv_bytes_per_token = 4
+    kv_shape = KVShape(1, 1, 1, 1, "int32")
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class ScriptedModel:
         eos_token_id: int | Sequence[int],
         tokenizer: Any = None,
         max_model_len: int = 1 << 20,
+        fingerprint: str = "scripted",
     ) -> None:
         ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
         if vocab_size < 1 or any(not 0 <= i < vocab_size for i in ids):
@@ -74,6 +77,7 @@ class ScriptedModel:
         self.eos_token_ids = frozenset(ids)
         self.tokenizer = CharTokenizer(vocab_size) if tokenizer is None else tokenizer
         self.max_model_len = max_model_len
+        self.fingerprint = fingerprint
         self.plan_options = {
             "kv_bytes_per_token": 4,
             "partial_bytes_per_row": 16,
@@ -90,6 +94,14 @@ class ScriptedModel:
         """Copy whole blocks; all sources are read before anything is written."""
         sources, destinations = map(list, zip(*pairs))
         self._kv[destinations] = self._kv[sources]
+
+    def read_blocks(self, blocks: Sequence[int]) -> UInt8:
+        """The token ids in whole blocks, as bytes ``[n, block_size * 4]``."""
+        return self._kv[list(blocks)].view(np.uint8)
+
+    def write_blocks(self, blocks: Sequence[int], records: UInt8) -> None:
+        """Put records into blocks."""
+        self._kv[list(blocks)] = np.ascontiguousarray(records).view(np.int32)
 
     def run(self, step: StepPlan) -> torch.Tensor:
         """Write the step's token ids, read each logits row's path back, ask `next_probs`."""

@@ -22,6 +22,7 @@ from cotrt.engine.engine import Engine
 from cotrt.engine.model_runner import ModelRunner, StepResult
 from cotrt.engine.state import GenerationState, TokenSequence
 from cotrt.params import SamplingParams
+from cotrt.plan import KVShape, UInt8
 from cotrt.testing import CharTokenizer
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class NullModel:
     kv_bytes_per_token = 4
     vocab_size = _VOCAB
     max_model_len = 1 << 20
+    kv_shape = KVShape(1, 1, 1, 1, "int32")
+    fingerprint = "null"
     eos_token_ids = frozenset({0})
     tokenizer = CharTokenizer(_VOCAB)
     # As of a model with 8 KV heads of 128 in bfloat16 and 32 query heads.
@@ -80,6 +83,13 @@ class NullModel:
         """Nothing is kept."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Nothing is kept."""
+
+    def read_blocks(self, blocks: Sequence[int]) -> UInt8:
+        """Nothing is kept."""
+        return np.zeros((len(blocks), _BLOCK_SIZE * self.kv_shape.token_bytes), np.uint8)
+
+    def write_blocks(self, blocks: Sequence[int], records: UInt8) -> None:
         """Nothing is kept."""
 
     def run(self, step: StepPlan) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from cotrt.plan import StepPlan
+from cotrt.plan import KVShape, StepPlan, UInt8
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,9 @@ class StepModel(Protocol):
         backend_name: the kernels that it runs on.
         row_errors: optional; by logits row of the last run, why its logits are NaN.
         plan_options: arguments of ``tree.attention_costs.PlanCosts`` for these kernels.
+        kv_shape: layout of records, what `read_blocks` gives and `write_blocks` takes.
+        fingerprint: equal for models that compute the same KV (weights, dtype, RoPE); empty where
+            it is not known, and then no record outlives the model.
     """
 
     vocab_size: int
@@ -28,6 +31,8 @@ class StepModel(Protocol):
     kv_bytes_per_token: int
     backend_name: str
     plan_options: Mapping[str, int]
+    kv_shape: KVShape
+    fingerprint: str
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Make room for `num_blocks` blocks; called once."""
@@ -40,4 +45,19 @@ class StepModel(Protocol):
 
         Returns:
             float32 ``[R, vocab_size]``, the logits of ``step.logits_rows``.
+        """
+
+    def read_blocks(self, blocks: Sequence[int]) -> UInt8:
+        """Records of whole blocks, slots that were never written included.
+
+        Returns:
+            uint8 ``[len(blocks), block_size * kv_shape.token_bytes]`` in host memory.
+        """
+
+    def write_blocks(self, blocks: Sequence[int], records: UInt8) -> None:
+        """Put records into blocks, all their slots: the inverse of `read_blocks`.
+
+        Args:
+            blocks: no block twice.
+            records: as `read_blocks` gives; not kept.
         """

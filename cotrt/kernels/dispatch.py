@@ -37,7 +37,12 @@ _PLAN_COSTS: dict[str, dict[str, int]] = {
     },
 }
 # Where a backend keeps a function under a file of another name.
-_FILES = {"new_kv_cache": "kv_cache", "prepare_plan": "tree_attention"}
+_FILES = {
+    "new_kv_cache": "kv_cache",
+    "read_blocks": "kv_cache",
+    "write_blocks": "kv_cache",
+    "prepare_plan": "tree_attention",
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Backend:
     name: str
     why: str
     new_kv_cache: Callable[..., Any]
+    read_blocks: Callable[..., Any]
+    write_blocks: Callable[..., Any]
     prepare_plan: Callable[..., Any]
     tree_attention: Callable[..., Any]
     write_kv: Callable[..., Any]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.dispatch import Backend, plan_options
-from ..plan import StepPlan
+from ..plan import KVShape, StepPlan, UInt8
 from .config import ModelConfig
 from .rope import RotaryTable
 from .weights import TensorSpec, WeightSource, tensor_table
@@ -115,7 +115,10 @@ class Decoder:
         kv_bytes_per_token: over all layers.
         backend_name: of the kernels it runs on.
         plan_options: the attention planner's cost constants for these kernels and heads.
+        kv_shape: layout of records (`read_blocks`); fingerprint: set by the loader.
     """
+
+    fingerprint = ""
 
     def __init__(
         self,
@@ -133,6 +136,13 @@ class Decoder:
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len or config.max_model_len
         self.kv_bytes_per_token = 2 * config.num_layers * config.kv_size * self.dtype.itemsize
+        self.kv_shape = KVShape(
+            config.num_layers,
+            2,
+            config.num_kv_heads,
+            config.head_dim,
+            str(self.dtype).removeprefix("torch."),
+        )
         self.backend_name: str = backend.name
         self.plan_options: Mapping[str, int] = plan_options(
             backend.name,
@@ -164,6 +174,17 @@ class Decoder:
         if pairs:
             with torch.inference_mode():
                 self.backend.copy_blocks(self.kv_caches, pairs)
+
+    def read_blocks(self, blocks: Sequence[int]) -> UInt8:
+        """Records of whole blocks, uint8 ``[n, block_size * kv_shape.token_bytes]``."""
+        with torch.inference_mode():
+            records: UInt8 = self.backend.read_blocks(self.kv_caches, blocks)
+        return records
+
+    def write_blocks(self, blocks: Sequence[int], records: UInt8) -> None:
+        """Put records into blocks; no block twice."""
+        with torch.inference_mode():
+            self.backend.write_blocks(self.kv_caches, blocks, records)
 
     def run(self, step: StepPlan) -> Tensor:
         """Compute the rows of a step.

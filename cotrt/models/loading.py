@@ -136,6 +136,9 @@ def load(
             )
     finally:
         source.close()
+    # What KV is computed with besides the checkpoint itself; the backend is not of it, for a
+    # record that one wrote is as good for another.
+    built.fingerprint = f"{mark}-{built.kv_shape.dtype}-{quantization or 'none'}"
     generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
     return LoadedModel(
         model=built,

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidRequestError
-from ...plan import StepPlan
+from ...plan import KVShape, StepPlan, UInt8
 from .copy_blocks import copy_blocks
-from .kv_cache import new_kv_cache
+from .kv_cache import new_kv_cache, read_blocks, write_blocks
 from .linear import PackedWeight
 from .native import compute_dtype, dtype_of, isa, module
 from .tree_attention import prepare_plan
@@ -89,9 +89,11 @@ class CpuDecoder:
         backend_name: ``cpu``.
         weight_bytes: of the packed weights: what a step of one row reads.
         kv_caches: one (k, v) pair a layer after `allocate_kv`.
+        kv_shape: layout of records (`read_blocks`); fingerprint: set by the loader.
     """
 
     backend_name = "cpu"
+    fingerprint = ""
 
     def __init__(
         self,
@@ -142,6 +144,13 @@ class CpuDecoder:
             self.kv_bytes_per_token = (
                 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2
             )
+        self.kv_shape = KVShape(
+            config.num_layers,
+            2,
+            config.num_kv_heads,
+            config.head_dim,
+            str(self.dtype).removeprefix("torch."),
+        )
         self._weight_dtype = torch.int8 if quantization == "int8" else self.dtype
         self._cos, self._sin = rotary.gather(torch.zeros(1, dtype=torch.int64))
         self._stack: Any = module().DecoderStack(
@@ -216,6 +225,14 @@ class CpuDecoder:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, ``(source, destination)`` each, in every layer."""
         copy_blocks(self.kv_caches, pairs)
+
+    def read_blocks(self, blocks: Sequence[int]) -> UInt8:
+        """Records of whole blocks, uint8 ``[n, block_size * kv_shape.token_bytes]``."""
+        return read_blocks(self.kv_caches, blocks)
+
+    def write_blocks(self, blocks: Sequence[int], records: UInt8) -> None:
+        """Put records into blocks; no block twice."""
+        write_blocks(self.kv_caches, blocks, records)
 
     def run(self, step: StepPlan) -> Tensor:
         """Compute the rows of a step.

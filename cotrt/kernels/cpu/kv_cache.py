@@ -10,13 +10,19 @@ with 16 lanes (8 in blocks of 8): tokens lie across the lanes of K, head dims ac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..lazy_zeros import lazy_zeros
+from ..reference.kv_cache import from_bytes, to_bytes
 from .native import compute_dtype
+
+Caches = Sequence[tuple[Tensor, Tensor]]
 
 LANES = 16
 
@@ -52,6 +58,62 @@ def new_kv_cache(
         )
         for _ in range(num_layers)
     ]
+
+
+def read_blocks(caches: Caches, blocks: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """Records of blocks in the plain layout.
+
+    These are torch operations, and each gives the GIL away; a step that moves no block calls none.
+
+    Args:
+        caches: one ``(k, v)`` pair a layer, as `new_kv_cache` made them.
+        blocks: block ids.
+
+    Returns:
+        uint8 ``[n, bytes]``: ``[layer][K, V][token][head][dim]`` a block.
+    """
+    shape = CacheShape.of(*caches[0])
+    index = torch.tensor(blocks, dtype=torch.int64)
+    sizes = (len(blocks), len(caches), 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
+    out = torch.empty(sizes, dtype=caches[0][0].dtype)
+    for layer, (k_cache, v_cache) in enumerate(caches):
+        k = k_cache.index_select(0, index)  # [n, head, run, pair, lane, step]
+        out[:, layer, 0].view(_k_tokens(k)).copy_(k.permute(0, 2, 4, 1, 3, 5))
+        v = v_cache.index_select(0, index)  # [n, head, pair of tokens, dim, step]
+        out[:, layer, 1].view(_v_tokens(v)).copy_(v.permute(0, 2, 4, 1, 3))
+    return to_bytes(out)
+
+
+def write_blocks(caches: Caches, blocks: Sequence[int], records: npt.NDArray[np.uint8]) -> None:
+    """Puts records into blocks: the inverse of `read_blocks`.
+
+    Args:
+        caches: one ``(k, v)`` pair a layer, written in place.
+        blocks: block ids, none twice.
+        records: uint8 ``[n, bytes]``.
+    """
+    shape = CacheShape.of(*caches[0])
+    index = torch.tensor(blocks, dtype=torch.int64)
+    new = from_bytes(records, caches[0][0].dtype).view(
+        len(blocks), len(caches), 2, shape.block_size, shape.num_kv_heads, shape.head_dim
+    )
+    for layer, (k_cache, v_cache) in enumerate(caches):
+        k = new[:, layer, 0].view(_k_tokens(k_cache[: len(blocks)]))
+        k_cache.index_copy_(0, index, k.permute(0, 3, 1, 4, 2, 5))
+        v = new[:, layer, 1].view(_v_tokens(v_cache[: len(blocks)]))
+        v_cache.index_copy_(0, index, v.permute(0, 3, 1, 4, 2))
+
+
+def _k_tokens(k: Tensor) -> tuple[int, ...]:
+    """Sizes of K by token: ``[n, run, lane, head, pair, step]``."""
+    count, heads, runs, pairs, lanes, step = k.shape
+    return count, runs, lanes, heads, pairs, step
+
+
+def _v_tokens(v: Tensor) -> tuple[int, ...]:
+    """Sizes of V by token: ``[n, pair of tokens, step, head, dim]``."""
+    count, heads, pairs, dim, step = v.shape
+    return count, pairs, step, heads, dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ..reference.kv_cache import new_kv_cache
+from ..reference.kv_cache import new_kv_cache, read_blocks, write_blocks
 
-__all__ = ["new_kv_cache"]
+__all__ = ["new_kv_cache", "read_blocks", "write_blocks"]

@@ -1,0 +1,44 @@
+"""A model's records: what they are called, and that another backend goes on from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import make_model, save
+
+from cotrt.kernels.cpu.native import missing_reason
+from cotrt.models.loading import load
+
+needs_native = pytest.mark.skipif(missing_reason() is not None, reason=str(missing_reason()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = make_model("llama", hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    return save(model, tmp_path_factory.mktemp("tiny"))
+
+
+def test_the_fingerprint_of_kv_tells_dtypes_apart(folder: Path) -> None:
+    marks = {load(folder, dtype=dtype).model.fingerprint for dtype in ("float32", "bfloat16")}
+    assert len(marks) == 2 and "" not in marks
+
+
+@needs_native
+def test_every_backend_has_the_same_records(folder: Path) -> None:
+    models = [
+        load(folder, dtype="bfloat16", attention_backend=backend, block_size=16).model
+        for backend in ("reference", "cpu")
+    ]
+    assert models[0].kv_shape == models[1].kv_shape
+    assert models[0].fingerprint == models[1].fingerprint
+    shape = models[0].kv_shape
+    assert shape.token_bytes == models[0].kv_bytes_per_token
+    for model in models:
+        model.allocate_kv(4, 16)
+    bits = np.random.default_rng(0).integers(0, 1 << 14, (2, 16 * shape.token_bytes // 2))
+    records = bits.astype(np.uint16).view(np.uint8)
+    models[0].write_blocks([2, 0], records)
+    models[1].write_blocks([1, 3], models[0].read_blocks([2, 0]))
+    assert np.array_equal(models[1].read_blocks([1, 3]), records)
