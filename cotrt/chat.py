@@ -72,6 +72,7 @@ class Chat:
                 f"the model has no {what}; give one to LLM(..., {what.replace(' ', '_')}=...)"
                 + (", or start_chat(chat_template=...)" if tokenizer is not None else "")
             )
+        tokenizer.check_template(chat_template, tools)
         self._runtime = runtime
         self._template = {"tools": tools, "chat_template": chat_template}
         self._messages: list[dict[str, Any]] = []

@@ -397,18 +397,15 @@ def _wrap(config: EngineConfig) -> tuple[StepModel, Any, frozenset[int], Mapping
     # for a handled one, and the program would end with 1.
     import torch  # noqa: F401
 
-    from cotrt.models.tokenizer import Tokenizer
+    from cotrt.models.tokenizer import Tokenizer, read_chat_template
 
     model = config.model
+    template = None if config.chat_template is None else read_chat_template(config.chat_template)
     given = config.tokenizer if config.tokenizer is not None else model.tokenizer
     if isinstance(given, (str, os.PathLike)):
-        reader = Tokenizer.from_folder(Path(given), chat_template=config.chat_template)
+        reader = Tokenizer.from_folder(Path(given), chat_template=template)
         if reader is None:
             raise InvalidRequestError(f"tokenizer={str(given)!r}: there is no tokenizer there")
     else:
-        reader = (
-            None
-            if given is None
-            else Tokenizer.from_object(given, chat_template=config.chat_template)
-        )
+        reader = None if given is None else Tokenizer.from_object(given, chat_template=template)
     return model, reader, frozenset(model.eos_token_ids), {}

@@ -225,6 +225,18 @@ def _compile(template: str) -> jinja2.Template:
     return _Environment().from_string(template)
 
 
+def check(template: str) -> None:
+    """Refuse what is not valid jinja, before there are messages to render.
+
+    Raises:
+        InvalidRequestError: says what is wrong with it.
+    """
+    try:
+        _compile(template)
+    except jinja2.TemplateError as error:
+        raise InvalidRequestError(f"the chat template is not valid jinja: {error}") from error
+
+
 def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
@@ -279,10 +291,8 @@ def render(
         plain_tools = _guard(plain_tools, pattern, guard)
     if continue_final_message:
         chat[-1]["content"] += _END
-    try:
-        compiled = _compile(template)
-    except jinja2.TemplateError as error:
-        raise InvalidRequestError(f"the chat template is not valid jinja: {error}") from error
+    check(template)
+    compiled = _compile(template)
     budget = compiled.environment.budget  # type: ignore[attr-defined]
     names = {**(special_tokens or {}), **{k: _plain(v) for k, v in variables.items()}}
     try:

@@ -359,6 +359,14 @@ class Tokenizer:
             return []
         return self._codec.encode(text, whole=False, special=False, continues=continues)
 
+    def check_template(self, given: str | None, tools: object = None) -> None:
+        """Refuse a template that rendering would refuse whatever the messages are.
+
+        Raises:
+            InvalidRequestError: there is none, it cannot be chosen, or it is not valid jinja.
+        """
+        templates.check(self._template(given, tools))
+
     def _template(self, given: str | None, tools: object) -> str:
         if given is not None:
             return self.chat_templates.get(given, given)
@@ -437,15 +445,19 @@ def read_chat_template(given: str) -> str:
 
     Raises:
         ModelLoadError: it looks like a path and there is no such file.
+        InvalidRequestError: it is not valid jinja.
     """
-    if "{" in given or "\n" in given:
-        return given
-    try:
-        return Path(os.path.expanduser(given)).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ModelLoadError(
-            f"chat_template {given!r} is neither jinja source nor a file that can be read: {error}"
-        ) from error
+    template = given
+    if "{" not in given and "\n" not in given:
+        try:
+            template = Path(os.path.expanduser(given)).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelLoadError(
+                f"chat_template {given!r} is neither jinja source nor a file that can be read: "
+                f"{error}"
+            ) from error
+    templates.check(template)
+    return template
 
 
 def _open_slowly(folder: Path) -> Any:

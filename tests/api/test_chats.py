@@ -292,6 +292,13 @@ def test_without_a_template_the_error_names_the_option():
         assert chat.branch.text.startswith("abc|")
 
 
+def test_a_template_that_is_no_jinja_is_refused_before_any_message():
+    with pytest.raises(InvalidRequestError, match="not valid jinja"):
+        scripted(chat_template="{% if")
+    with scripted() as llm, pytest.raises(InvalidRequestError, match="not valid jinja"):
+        llm.start_chat(chat_template="{{")
+
+
 def test_two_threads_on_one_chat_are_serialised_or_refused(talk):
     llm = talk("Right.")
     chat = llm.start_chat()

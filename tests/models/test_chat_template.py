@@ -219,3 +219,5 @@ def test_a_template_is_given_as_source_or_as_a_file(tmp_path: Path) -> None:
     assert read_chat_template(str(tmp_path / "t.jinja")) == "from file"
     with pytest.raises(ModelLoadError, match="neither jinja source nor a file"):
         read_chat_template("missing.jinja")
+    with pytest.raises(InvalidRequestError, match="not valid jinja"):
+        read_chat_template("{{")
