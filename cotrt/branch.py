@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -45,7 +44,7 @@ class Branch:
         self._runtime = runtime
         self._seq = seq
         self._closed = False
-        seq.handle = weakref.ref(self)
+        runtime.engine.watch(self, seq)
 
     # ---- verbs that need no model -------------------------------------------------------------
 
@@ -400,12 +399,6 @@ class Branch:
         trace: TracebackType | None,
     ) -> None:
         self._runtime.on_leaving(self.prune)
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and not self._seq.pruned:
-            # First, for the engine takes a handle that is neither closed nor dead for a new one.
-            self._closed = True
-            self._runtime.engine.drop_later(self._seq)
 
     def __repr__(self) -> str:
         state = "pruned" if self._seq.pruned else "closed" if self._closed else "alive"

@@ -79,4 +79,10 @@ class NumericsError(CotrtError):
 
 
 class EngineDeadError(CotrtError):
-    """The engine has stopped: it was closed, the process was forked, or a law was broken."""
+    """The engine has stopped: it was closed, the process was forked, or a law was broken.
+
+    Attributes:
+        at_exit: it stopped because the program is ending.
+    """
+
+    at_exit = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import anyio.lowlevel
 
-from cotrt.engine.promise import Promise, in_running_loop
+from cotrt.engine.promise import Promise, in_running_loop, sleep_at_exit
 from cotrt.engine.state import GenerationState
 from cotrt.errors import BranchPrunedError, NumericsError
 from cotrt.outputs import Chunk, CompletionOutput
@@ -296,6 +296,7 @@ def gather(items: Sequence[Any], collect: Callable[[Any], T]) -> list[T]:
 
 def fresh(error: BaseException) -> BaseException:
     """A copy of a promise's error: many may raise it, at once and in several threads."""
+    sleep_at_exit(error)
     try:
         copied = copy.copy(error)
     except Exception:  # an error of the user's own that cannot be copied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import os
 import queue
 import threading
@@ -11,6 +12,7 @@ import time
 import weakref
 
 from cotrt.engine.engine import Engine
+from cotrt.engine.promise import sleep_at_exit
 from cotrt.errors import EngineDeadError
 
 # How long a program's end waits for the step in flight, in seconds: first for the step to end,
@@ -18,7 +20,10 @@ from cotrt.errors import EngineDeadError
 _PATIENCE = 1.0
 _LAST_PATIENCE = 0.6
 
-_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+# By number: all that live, and some that are dead. No WeakSet: its callback is Python code, into
+# which a Ctrl-C can fall.
+_drivers: dict[int, weakref.ref[Driver]] = {}
+_numbers = itertools.count()
 
 
 class Driver:
@@ -41,8 +46,11 @@ class Driver:
             target=_run, args=(engine, self._bell), name="cotrt-engine", daemon=True
         )
         self._thread.start()
-        _drivers.add(self)
-        weakref.finalize(self, self._bell.stop).atexit = False
+        for number, reference in list(_drivers.items()):
+            if reference() is None:
+                _drivers.pop(number, None)
+        _drivers[next(_numbers)] = weakref.ref(self)
+        self._bell.watch(self)
 
     def check_process(self) -> None:
         """Raise EngineDeadError in a child that was forked from the engine's process."""
@@ -56,6 +64,7 @@ class Driver:
         """Raise EngineDeadError if nothing can run any more."""
         self.check_process()
         if self.engine.dead is not None:
+            sleep_at_exit(self.engine.dead)
             raise EngineDeadError(str(self.engine.dead)) from self.engine.dead.__cause__
 
     def stop(self) -> None:
@@ -92,11 +101,12 @@ class Driver:
 
 
 class _Bell:
-    """Wakes the engine's thread. It takes no lock, so that finalisers can ring it."""
+    """Wakes the engine's thread. It takes no lock, so that anybody can ring it."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[weakref.ref[Driver] | None] = queue.SimpleQueue()
         self._is_rung = False
+        self._driver: weakref.ref[Driver] | None = None
         self.is_stopped = False
 
     def ring(self) -> None:
@@ -106,12 +116,17 @@ class _Bell:
 
     def wait(self) -> None:
         """Until it is rung. Whoever rings from here on is heard by the next `wait`."""
-        self._queue.get()
+        if self._queue.get() is not None:
+            self.is_stopped = True
         self._is_rung = False
 
     def stop(self) -> None:
         self.is_stopped = True
         self.ring()
+
+    def watch(self, driver: Driver) -> None:
+        """Stop when `driver` is dead."""
+        self._driver = weakref.ref(driver, self._queue.put)  # in C: see handle_ref.py
 
 
 class _BrokenOff(BaseException):
@@ -132,8 +147,13 @@ def _run(engine: Engine, bell: _Bell) -> None:
                 engine.stop(f"the engine stopped: {type(error).__name__}: {error}", error)
 
 
+def _living_drivers() -> list[Driver]:
+    drivers = (reference() for reference in list(_drivers.values()))
+    return [driver for driver in drivers if driver is not None]
+
+
 def _stop_all() -> None:
-    drivers = [driver for driver in _drivers if not driver.forked]
+    drivers = [driver for driver in _living_drivers() if not driver.forked]
     for driver in drivers:
         driver._ask_to_stop(at_exit=True)
     deadline = time.monotonic() + _PATIENCE
@@ -146,7 +166,7 @@ def _stop_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    for driver in list(_drivers):
+    for driver in _living_drivers():
         driver.forked = True
 
 

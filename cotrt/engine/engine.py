@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from cotrt.engine.handle_ref import HandleRef
 from cotrt.engine.lock import EngineLock
 from cotrt.engine.model import StepModel
 from cotrt.engine.model_runner import ModelRunner, StepResult
@@ -100,7 +101,7 @@ class Engine:
         self._ids = itertools.count()
         self._num_roots = 0
         self._num_works = itertools.count()
-        self._dropped: collections.deque[Sequence] = collections.deque()
+        self._dropped: collections.deque[HandleRef] = collections.deque()
         self._between: list[tuple[Callable[[], Any], Promise]] = []
         self._in_flight = False
         self._woken: list[Promise] = []
@@ -213,9 +214,9 @@ class Engine:
         seq.closed = False
         self._register(seq)
 
-    def drop_later(self, seq: Sequence) -> None:
-        """`close` from a finaliser: takes no lock."""
-        self._dropped.append(seq)
+    def watch(self, handle: Any, seq: Sequence) -> None:
+        """Take `handle` for the handle of `seq`, which counts as closed once nobody has it."""
+        seq.handle = HandleRef(handle, self._dropped.append, seq)
 
     def is_alive(self, seq: Sequence) -> bool:
         """Not pruned, and with a handle, running work or a living descendant."""
@@ -604,10 +605,12 @@ class Engine:
 
     def _drop_closed(self) -> None:
         while self._dropped:
-            seq = self._dropped.popleft()
-            handle = None if seq.handle is None else seq.handle()
-            if handle is None or handle._closed:  # no handle was made again since
-                self.close(seq)
+            handle = self._dropped.popleft()
+            seq = handle.seq
+            if seq.handle is handle:  # no other was made since
+                seq.handle = None
+                if not seq.closed:
+                    self.close(seq)
 
     def _after_failed_step(self, step: Step, error: Exception) -> None:
         with self.lock:
@@ -630,10 +633,11 @@ class Engine:
         """End all works with EngineDeadError; the engine does nothing from now on.
 
         Args:
-            silently: let those who wait sleep on: at the program's end they are daemon threads,
+            silently: the program is ending. Let those who wait sleep on: they are daemon threads,
                 and would only print tracebacks.
         """
         dead = EngineDeadError(why)
+        dead.at_exit = silently
         dead.__cause__ = cause
         self.dead = dead
         self._in_flight = False

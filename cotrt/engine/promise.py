@@ -208,6 +208,17 @@ def _current_bridge() -> _Bridge:
     return bridge
 
 
+def sleep_at_exit(error: BaseException) -> None:
+    """If `error` says that the program is ending, sleep, in any thread but the main one.
+
+    What is left then are daemon threads, which Python itself stops a moment later; an error would
+    only be printed.
+    """
+    if getattr(error, "at_exit", False):
+        while threading.current_thread() is not threading.main_thread():
+            time.sleep(3600)
+
+
 def in_running_loop() -> bool:
     """Whether this thread is inside a running asyncio or trio loop."""
     try:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 # Depth-first order is kept exactly down to this depth; deeper sequences sort with their ancestor.
 _ORDER_DEPTH = 48
 
+# Forks of one sequence are not looked through for dead ones while they are fewer.
+_MIN_SWEPT = 16
+
 
 class Sequence:
     """Tokens that grow, and the *tip* of their KV: a node, and private blocks after its end.
@@ -31,7 +34,7 @@ class Sequence:
         private: blocks after the node's end, in order of position.
         private_len: computed tokens in `private`.
         parent: the sequence it was forked from, or None.
-        children: living forks by id, held weakly.
+        forks: its forks, oldest first, held weakly; the dead are swept out now and then.
         num_forks: forks ever made of it; the next child's fork number.
         seed, epoch: keys of its draws; a truncate that removes tokens raises the epoch.
         order: depth-first position in the forest, for sorting.
@@ -41,6 +44,7 @@ class Sequence:
         last_used: clock value of its last use, for eviction.
         keep_until: monotonic time until which its KV is evicted last.
         pruned: it refuses everything but its properties.
+        handle: the `HandleRef` of its handle, or None.
         closed: its handle was given up; it lives on for descendants and running work.
         internal: a temporary of the engine (scoring), invisible to the program.
         grammar: (structured_outputs, position) of the last generate that followed a grammar, for
@@ -50,11 +54,11 @@ class Sequence:
 
     __slots__ = (
         "__weakref__",
-        "children",
         "closed",
         "depth",
         "epoch",
         "fork_length",
+        "forks",
         "grammar",
         "handle",
         "hash",
@@ -75,6 +79,7 @@ class Sequence:
         "pruned",
         "seed",
         "span",
+        "sweep_at",
         "work",
     )
 
@@ -95,7 +100,8 @@ class Sequence:
         self.private: list[int] = []
         self.private_len = 0
         self.parent = parent
-        self.children: weakref.WeakValueDictionary[int, Sequence] | None = None
+        self.forks: list[weakref.ref[Sequence]] | None = None
+        self.sweep_at = _MIN_SWEPT
         self.num_forks = 0
         self.fork_length = span.start
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -148,12 +154,18 @@ class Sequence:
 
     def living_children(self, *, internal: bool = False) -> list[Sequence]:
         """Forks that are not pruned, in the order of their making; `internal` ones if asked."""
-        if self.children is None:
+        if self.forks is None:
             return []
-        found = [c for _, c in sorted(self.children.items()) if not c.pruned]
+        alive = (reference() for reference in self.forks)
+        found = [c for c in alive if c is not None and not c.pruned]
         return found if internal else [c for c in found if not c.internal]
 
     def adopt_child(self, child: Sequence) -> None:
-        if self.children is None:
-            self.children = weakref.WeakValueDictionary()
-        self.children[child.id] = child
+        """Remember a fork that was made just now; amortised constant time."""
+        # No WeakValueDictionary: its callback is Python code, which runs wherever a sequence dies.
+        if self.forks is None:
+            self.forks = []
+        elif len(self.forks) >= self.sweep_at:
+            self.forks = [reference for reference in self.forks if reference() is not None]
+            self.sweep_at = max(_MIN_SWEPT, 2 * len(self.forks))
+        self.forks.append(weakref.ref(child))
