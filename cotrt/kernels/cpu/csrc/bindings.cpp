@@ -32,8 +32,27 @@ std::vector<int32_t> copy(const Array<int32_t>& a) {
   return std::vector<int32_t>(a.data(), a.data() + a.shape(0));
 }
 
+// bf16 values as float32 and back, for callers whose rows are bf16 where the kernels' are not.
+void widen(const char* from, int64_t from_stride, int rows, int64_t k, AlignedBuffer* to) {
+  to->reserve(size_t(rows) * size_t(k) * 4);
+  for (int r = 0; r < rows; ++r) {
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(from + r * from_stride);
+    uint32_t* y = to->as<uint32_t>() + r * k;
+    for (int64_t i = 0; i < k; ++i) y[i] = uint32_t(x[i]) << 16;
+  }
+}
+
+void narrow(const float* from, int64_t count, uint16_t* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t u;
+    std::memcpy(&u, from + i, 4);
+    to[i] = from[i] == from[i] ? uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16) : uint16_t(0x7fc0);
+  }
+}
+
 struct TreeAttention {
   AttentionScratchPool scratch;
+  AlignedBuffer q, out;
   std::mutex mutex;
 };
 
@@ -52,13 +71,20 @@ void tree_attention(const AttentionPlan& plan, DType type, uintptr_t q, uintptr_
   std::lock_guard<std::mutex> lock(shared.mutex);
   shared.scratch.reserve(pool->num_threads(), int64_t(plan.group_rows.size()), num_q_heads, head_dim);
   AttentionArgs a{};
-  const ptrdiff_t stride = ptrdiff_t(num_q_heads) * head_dim * element_bytes(type);
+  const DType row_type = kernels().row_type(type);
+  const int64_t row = int64_t(num_q_heads) * head_dim;
+  const ptrdiff_t stride = row * element_bytes(row_type);
+  const bool convert = row_type != type;
+  if (convert) {
+    widen(address<const char>(q), row * element_bytes(type), plan.num_rows(), row, &shared.q);
+    shared.out.reserve(size_t(plan.num_rows()) * size_t(stride));
+  }
   a.type = type;
-  a.q = address<const char>(q);
+  a.q = convert ? shared.q.data() : address<const char>(q);
   a.q_stride = stride;
   a.k_cache = address<const char>(k_cache);
   a.v_cache = address<const char>(v_cache);
-  a.out = address<char>(out);
+  a.out = convert ? shared.out.data() : address<char>(out);
   a.out_stride = stride;
   a.partial_out = shared.scratch.partial_out();
   a.partial_lse = shared.scratch.partial_lse();
@@ -90,6 +116,7 @@ void tree_attention(const AttentionPlan& plan, DType type, uintptr_t q, uintptr_
     }
   } work(a, jobs, shared.scratch, plan, pool->num_threads());
   pool->run(work);
+  if (convert) narrow(shared.out.as<float>(), plan.num_rows() * row, address<uint16_t>(out));
 }
 
 }  // namespace
@@ -259,6 +286,23 @@ NB_MODULE(_native, m) {
             LinearArgs a = self.args();
             a.x = address<const char>(x);
             a.x_stride = x_stride;
+            const KernelTable& k = kernels();
+            const DType row_type = k.row_type(self.type());
+            AlignedBuffer wide, integers, scale;
+            if (self.type() != DType::kFloat32 && row_type != DType::kBFloat16) {
+              widen(a.x, x_stride, m, self.k(), &wide);
+              a.x = wide.data();
+              a.x_stride = ptrdiff_t(self.k()) * 4;
+            }
+            if (row_type == DType::kInt16) {
+              integers.reserve(size_t(m) * self.k() * 2);
+              scale.reserve(size_t(m) * 4);
+              k.quantise_rows(a.x, a.x_stride, self.k(), self.int16_limit(), integers.data(),
+                              ptrdiff_t(self.k()) * 2, scale.as<float>(), 0, m);
+              a.x = integers.data();
+              a.x_stride = ptrdiff_t(self.k()) * 2;
+              a.x_scale = scale.as<float>();
+            }
             a.y = address<char>(y);
             a.y_stride = y_stride;
             a.y_type = y_type;

@@ -12,7 +12,7 @@ struct bf16 {
   uint16_t bits;
 };
 
-enum class DType : int { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kFloat16 = 3 };
+enum class DType : int { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kFloat16 = 3, kInt16 = 4 };
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -8,8 +8,6 @@ namespace {
 
 constexpr int kRowsPerChunk = 8;  // of norms, rotations and merges
 
-int activation_bytes(DType t) { return t == DType::kFloat32 ? 4 : 2; }
-
 void check(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
 }
@@ -22,7 +20,8 @@ void DecoderStack::Rows::reserve(int rows, int64_t row_bytes) {
   buffer.reserve(size_t(rows) * size_t(stride));
 }
 
-DecoderStack::DecoderStack(const StackShape& shape) : shape_(shape) {
+DecoderStack::DecoderStack(const StackShape& shape)
+    : shape_(shape), row_type_(kernels().row_type(shape.type)) {
   check(shape.head_dim % kLanes == 0 && shape.head_dim <= kMaxHeadDim,
         "head_dim must be a multiple of 16 up to 256");
   check(shape.num_kv_heads > 0 && shape.num_q_heads % shape.num_kv_heads == 0,
@@ -46,6 +45,8 @@ void DecoderStack::set_layer(int index, StackLayer layer) {
   check(fits(layer.down, s.hidden_size, s.intermediate_size), "down");
   check(int(layer.input_norm.size()) == s.hidden_size, "input_norm");
   check(int(layer.post_norm.size()) == s.hidden_size, "post_norm");
+  for (const auto& w : {layer.o, layer.gate_up, layer.down})
+    check(w->type() == layer.qkv->type(), "the linears of a stack have one type of weights");
   check(norm(layer.q_norm, s.head_dim) && norm(layer.k_norm, s.head_dim), "q_norm or k_norm");
   layers_[size_t(index)] = std::move(layer);
 }
@@ -89,6 +90,7 @@ void DecoderStack::run(const StackStep& step) {
   for (int i = 0; i < step.num_logits_rows; ++i)
     check(step.logits_rows[i] >= 0 && step.logits_rows[i] < step.num_rows, "no such logits row");
   step_ = step;
+  quantises_ = kernels().row_type(head_->type()) == DType::kInt16;
   pool_ = thread_pool();
   reserve(step);
   jobs_ = make_attention_jobs(*step.plan, s.num_q_heads, s.num_kv_heads, pool_->num_threads());
@@ -104,7 +106,7 @@ void DecoderStack::run(const StackStep& step) {
 
 void DecoderStack::reserve(const StackStep& step) {
   const StackShape& s = shape_;
-  const int t = step.num_rows, bytes = activation_bytes(s.type);
+  const int t = step.num_rows, bytes = element_bytes(row_type_);
   const int q_size = s.num_q_heads * s.head_dim, kv_size = s.num_kv_heads * s.head_dim;
   residual_.reserve(t, int64_t(s.hidden_size) * 4);
   x_.reserve(t, int64_t(s.hidden_size) * bytes);
@@ -114,6 +116,11 @@ void DecoderStack::reserve(const StackStep& step) {
   act_.reserve(t, int64_t(s.intermediate_size) * bytes);
   selected_residual_.reserve(step.num_logits_rows, int64_t(s.hidden_size) * 4);
   selected_.reserve(step.num_logits_rows, int64_t(q_size) * bytes);
+  if (quantises_) {
+    const int widest = max_int(max_int(s.hidden_size, q_size), s.intermediate_size);
+    quantised_.reserve(t, int64_t(widest) * element_bytes(DType::kInt16));
+    row_scale_.reserve(size_t(t) * 4);
+  }
   scratch_.reserve(pool_->num_threads(), int64_t(step.plan->group_rows.size()), s.num_q_heads,
                    s.head_dim);
   attention_ = {};
@@ -160,7 +167,10 @@ void DecoderStack::list_phases() {
     phases_.push_back({kAttention, l});
     if (merge) phases_.push_back({kMerge, l});
     if (last) phases_.push_back({kSelect, l});
-    for (Kind kind : {kO, kPostNorm, kGateUp, kDown}) phases_.push_back({kind, l});
+    if (quantises_) phases_.push_back({kQuantiseO, l});
+    for (Kind kind : {kO, kPostNorm, kGateUp}) phases_.push_back({kind, l});
+    if (quantises_) phases_.push_back({kQuantiseDown, l});
+    phases_.push_back({kDown, l});
   }
   phases_.push_back({kFinalNorm, 0});
   phases_.push_back({kHead, 0});
@@ -173,10 +183,10 @@ int DecoderStack::rows_of(const Phase&) const {
 const PackedLinear& DecoderStack::linear_of(const Phase& p) const {
   const StackLayer& layer = layers_[size_t(p.layer)];
   switch (p.kind) {
-    case kQkv: return *layer.qkv;
-    case kO: return *layer.o;
-    case kGateUp: return *layer.gate_up;
-    case kDown: return *layer.down;
+    case kInputNorm: case kQkv: return *layer.qkv;
+    case kQuantiseO: case kO: return *layer.o;
+    case kPostNorm: case kGateUp: return *layer.gate_up;
+    case kQuantiseDown: case kDown: return *layer.down;
     default: return *head_;
   }
 }
@@ -195,7 +205,11 @@ const char* DecoderStack::next_weights(const Phase& p) const {
 
 LinearArgs DecoderStack::linear_args(const Phase& p) const {
   LinearArgs a = linear_of(p).args();
-  const auto from = [&](const Rows& r) { a.x = r.at(), a.x_stride = r.stride; };
+  const auto from = [&](const Rows& rows) {
+    const Rows& r = quantises_ ? quantised_ : rows;
+    a.x = r.at(), a.x_stride = r.stride;
+    a.x_scale = quantises_ ? row_scale_.as<float>() : nullptr;
+  };
   const auto to = [&](const Rows& r, DType type, Epilogue epilogue) {
     a.y = r.at(), a.y_stride = r.stride, a.y_type = type, a.epilogue = epilogue;
   };
@@ -208,7 +222,7 @@ LinearArgs DecoderStack::linear_args(const Phase& p) const {
       from(selecting_ ? selected_ : attended_), to(residual, DType::kFloat32, Epilogue::kAdd);
       break;
     case kGateUp:
-      from(x_), to(act_, shape_.type, Epilogue::kSiluMul);
+      from(x_), to(act_, row_type_, Epilogue::kSiluMul);
       break;
     case kDown:
       from(act_), to(residual, DType::kFloat32, Epilogue::kAdd);
@@ -262,8 +276,14 @@ void DecoderStack::norm_rows(const Phase& p, int row0, int row1) const {
                         : p.kind == kInputNorm ? layers_[size_t(p.layer)].input_norm.data()
                                                : layers_[size_t(p.layer)].post_norm.data();
   kernels().rms_norm(reinterpret_cast<const float*>(from.at()), from.stride / 4, weight,
-                     shape_.hidden_size, shape_.rms_norm_eps, x_.at(), x_.stride, shape_.type, row0,
+                     shape_.hidden_size, shape_.rms_norm_eps, x_.at(), x_.stride, row_type_, row0,
                      row1);
+  if (quantises_) quantise_rows(linear_of(p), x_, row0, row1);
+}
+
+void DecoderStack::quantise_rows(const PackedLinear& w, const Rows& from, int row0, int row1) const {
+  kernels().quantise_rows(from.at(), from.stride, w.k(), w.int16_limit(), quantised_.at(),
+                          quantised_.stride, row_scale_.as<float>(), row0, row1);
 }
 
 void DecoderStack::run(int phase, int chunk, int thread) {
@@ -293,9 +313,13 @@ void DecoderStack::run(int phase, int chunk, int thread) {
         const int from = step_.logits_rows[r];
         std::memcpy(selected_residual_.at(r), residual_.at(from), size_t(shape_.hidden_size) * 4);
         std::memcpy(selected_.at(r), attended_.at(from),
-                    size_t(shape_.num_q_heads) * shape_.head_dim * activation_bytes(shape_.type));
+                    size_t(shape_.num_q_heads) * shape_.head_dim * element_bytes(row_type_));
       }
       return;
+    case kQuantiseO:
+      return quantise_rows(linear_of(p), selecting_ ? selected_ : attended_, row0, row1);
+    case kQuantiseDown:
+      return quantise_rows(linear_of(p), act_, row0, row1);
     default:
       return chunks_->run(args_, chunk);
   }
@@ -303,8 +327,8 @@ void DecoderStack::run(int phase, int chunk, int thread) {
 
 std::vector<std::pair<std::string, double>> DecoderStack::timings() const {
   static const char* const names[kNumKinds] = {
-      "embed", "input_norm", "qkv", "rope_and_write", "attention", "merge", "select", "o",
-      "post_norm", "gate_up", "down", "final_norm", "head"};
+      "embed", "input_norm", "qkv", "rope_and_write", "attention", "merge", "select",
+      "quantise_o", "o", "post_norm", "gate_up", "quantise_down", "down", "final_norm", "head"};
   std::vector<std::pair<std::string, double>> out;
   for (int i = 0; i < kNumKinds; ++i) out.emplace_back(names[i], seconds_[i]);
   return out;

@@ -1,7 +1,7 @@
 // The whole decoder as one native call a step: embedding rows to logits.
 //
 // The residual stream, q/k/v before rotation and all sums are float32; what goes into a product is
-// the weights' partner type (bf16 beside bf16 and int8 weights, float32 beside float32).
+// what the instruction set takes beside the weights (KernelTable::row_type).
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ struct StackShape {
   int vocab_size, hidden_size, intermediate_size, num_layers;
   int num_q_heads, num_kv_heads, head_dim, rot_dim;
   float rms_norm_eps;
-  DType type;  // float32 or bf16: of activations and of the KV cache
+  DType type;  // float32 or bf16: of the KV cache
 };
 
 struct StackLayer {
@@ -65,8 +65,8 @@ class DecoderStack final : private Work {
 
  private:
   enum Kind {
-    kEmbed, kInputNorm, kQkv, kRope, kAttention, kMerge, kSelect, kO, kPostNorm, kGateUp, kDown,
-    kFinalNorm, kHead, kNumKinds
+    kEmbed, kInputNorm, kQkv, kRope, kAttention, kMerge, kSelect, kQuantiseO, kO, kPostNorm,
+    kGateUp, kQuantiseDown, kDown, kFinalNorm, kHead, kNumKinds
   };
   struct Phase {
     Kind kind;
@@ -91,6 +91,7 @@ class DecoderStack final : private Work {
   const char* next_weights(const Phase& p) const;
   const PackedLinear& linear_of(const Phase& p) const;
   void norm_rows(const Phase& p, int row0, int row1) const;
+  void quantise_rows(const PackedLinear& w, const Rows& from, int row0, int row1) const;
 
   StackShape shape_;
   std::vector<StackLayer> layers_;
@@ -111,6 +112,10 @@ class DecoderStack final : private Work {
   LinearArgs args_{};
   std::unique_ptr<LinearChunks> chunks_;
   Rows residual_, x_, qkv_, q_, attended_, act_;
+  DType row_type_;         // of x, q, attended and act
+  bool quantises_ = false;  // what goes into a linear is first made int16, with a scale a row
+  Rows quantised_;
+  AlignedBuffer row_scale_;
   // The last layer goes on with the rows that have logits only.
   Rows selected_residual_, selected_;
   bool selecting_ = false;

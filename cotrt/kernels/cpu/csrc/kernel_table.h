@@ -17,11 +17,12 @@ enum class Epilogue : int {
 
 struct LinearArgs {
   const char* weight;  // packed, see layouts.h
-  DType weight_type;   // activations are float32 for float32 weights, bf16 for bf16 and int8
+  DType weight_type;
   int n, k;            // outputs (lanes in use) and inputs
   const char* next;    // weights that will probably be read after these, or null
-  const char* x;       // [m] rows, x_stride bytes apart
+  const char* x;       // [m] rows of row_type(weight_type), x_stride bytes apart
   ptrdiff_t x_stride;
+  const float* x_scale;  // [m] of int16 rows, else null
   const float* scale;  // [n] of int8 weights, else null
   const float* bias;   // [n] or null; interleaved as the lanes are
   Epilogue epilogue;
@@ -31,7 +32,7 @@ struct LinearArgs {
 };
 
 struct AttentionArgs {
-  DType type;       // of q, the caches and out
+  DType type;       // of the caches; q and out are row_type(type)
   const char* q;    // [T][Hq][D], q_stride bytes a row
   ptrdiff_t q_stride;
   const char* k_cache;
@@ -66,7 +67,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr int kAttentionChunk = 256;  // tokens a softmax pass, the largest block size
 
 struct RopeArgs {
-  DType type;        // of q_out and the caches
+  DType type;        // of the caches; q_out is row_type(type)
   const float* qkv;  // [T][(Hq + 2 Hkv) D]
   ptrdiff_t qkv_stride;  // floats
   const float* cos;      // [positions][rot_dim / 2]
@@ -110,9 +111,16 @@ constexpr int kSampleBlock = 64;  // tokens whose largest logit is kept
 struct KernelTable {
   const char* name;
   int max_tile_rows;  // rows that one register tile holds
+  // What rows beside weights (or K and V) of a type are: float32, bf16, or int16 from
+  // quantise_rows.
+  DType (*row_type)(DType weights);
 
   // Rows [m0, m1) times panels [panel0, panel1).
   void (*linear)(const LinearArgs&, int m0, int m1, int panel0, int panel1);
+  // Float32 rows as int16 times a scale a row, |y| <= limit. A row that is not finite gets a NaN
+  // for its scale. Null where no row_type is int16.
+  void (*quantise_rows)(const char* x, ptrdiff_t x_stride, int k, int limit, char* y,
+                        ptrdiff_t y_stride, float* scale, int row0, int row1);
   // One embedding row out of a packed linear, as float32.
   void (*unpack_row)(const char* weight, DType type, int k, const float* scale, int64_t row,
                      float* out);

@@ -1,64 +1,37 @@
 // y = epilogue(x W^T): panels of 32 outputs, each a sequential stream, times tiles of rows.
 
-// One tile's float32 results, [rows][32], through bias and epilogue into y.
-static void finish_tile(const LinearArgs& a, const float* c, int row0, int rows, int panel) {
-  const int n0 = panel * kPanel;
-  const int lanes = min_int(kPanel, a.n - n0);
-  F scale[2], bias[2];
-  for (int j = 0; j < 2; ++j) {
-    scale[j] = a.scale ? load(a.scale + n0 + j * kLanes) : set1(1.f);
-    bias[j] = a.bias ? load(a.bias + n0 + j * kLanes) : zero();
-  }
-  const int y_bytes = a.y_type == DType::kFloat32 ? 4 : 2;
-  for (int m = 0; m < rows; ++m) {
-    F v[2];
-    for (int j = 0; j < 2; ++j) v[j] = fma(load(c + m * kPanel + j * kLanes), scale[j], bias[j]);
-    char* y = a.y + (row0 + m) * a.y_stride;
-    if (a.epilogue == Epilogue::kSiluMul) {
-      store_as(y + ptrdiff_t(panel) * kLanes * y_bytes, a.y_type, mul(silu(v[0]), v[1]));
-      continue;
-    }
-    y += ptrdiff_t(n0) * y_bytes;
-    if (lanes == kPanel) {
-      for (int j = 0; j < 2; ++j) {
-        char* p = y + j * kLanes * y_bytes;
-        if (a.epilogue == Epilogue::kAdd) v[j] = add(v[j], load((const float*)p));
-        store_as(p, a.y_type, v[j]);
-      }
-    } else {
-      alignas(64) float tail[kPanel];
-      alignas(64) char bytes[kPanel * 4];
-      for (int j = 0; j < 2; ++j) store(tail + j * kLanes, v[j]);
-      if (a.epilogue == Epilogue::kAdd)
-        for (int i = 0; i < lanes; ++i) tail[i] += ((const float*)y)[i];
-      for (int j = 0; j < 2; ++j)
-        store_as(bytes + j * kLanes * y_bytes, a.y_type, load(tail + j * kLanes));
-      memcpy(y, bytes, size_t(lanes) * y_bytes);
-    }
-  }
-}
-
 template <class T>
 static void linear_panels(const LinearArgs& a, int m0, int m1, int panel0, int panel1) {
   alignas(64) float c[kTileRows * kPanel];
   const int64_t panel_bytes = packed_panel_bytes(a.weight_type, a.k);
   const int steps = a.k / T::kPerStep;
+  constexpr int kGroups = kPanel / kLanes;
   const ptrdiff_t group_bytes = a.weight_type == DType::kInt8 ? 32 : kLaneGroupBytes;
   const RowTiles tiles(m1 - m0);
   for (int p = panel0; p < panel1; ++p) {
     const char* w = a.weight + p * panel_bytes;
-    // The panel that comes next, asked for by the first two tiles, a line a step each (by one
-    // alone, two lines).
+    // The panel that comes next is asked for meanwhile: a line a step by the first two of a few
+    // calls (by one alone, two lines), evenly by all of many, or memory would stall the first.
     const char* next = p + 1 < panel1 ? w + panel_bytes : a.next;
     const ptrdiff_t lines = panel_bytes / 64;
-    const int asking = tiles.count > 1 ? 2 : 1;
-    const ptrdiff_t stride = next ? (lines > steps * asking ? 128 : 64) : 0;
+    const bool wide = kWideTileGroups <= kGroups && tiles.most() <= kWideTileRows;
+    const int passes = wide ? 1 : kGroups / kTileGroups;
+    const int calls = tiles.count * passes, asking = calls <= 3 ? min_int(2, calls) : calls;
+    const ptrdiff_t stride = !next                   ? 0
+                             : calls > 3             ? ceil_div(panel_bytes, int64_t(steps) * calls)
+                             : lines > steps * asking ? 128
+                                                      : 64;
     for (int t = 0; t < tiles.count; ++t) {
       const int row = m0 + tiles.first(t), rows = tiles.first(t + 1) - tiles.first(t);
-      TileArgs args{&w,          &steps, 1,        2 * group_bytes, group_bytes, a.x + row * a.x_stride,
-                    a.x_stride, c,      kPanel, nullptr,       next ? next + t * steps * stride : w,
-                    t < asking ? stride : 0, stride == 128 ? 64 : 0};
-      TileTable<T, 2, false, false>::get(rows)(args);
+      const TileFn fn = wide ? TileTable<T, kGroups, false, false>::get(rows)
+                             : TileTable<T, kTileGroups, false, false>::get(rows);
+      for (int pass = 0; pass < passes; ++pass) {
+        const int call = t * passes + pass, group = pass * kTileGroups;
+        const char* run = w + group * group_bytes;
+        fn({&run, &steps, 1, kGroups * group_bytes, group_bytes, a.x + row * a.x_stride, a.x_stride,
+            c + group * kLanes, kPanel, nullptr, next ? next + call * steps * stride : w,
+            call < asking ? stride : 0, stride == 128 ? 64 : 0});
+      }
       finish_tile(a, c, row, rows, p);
     }
   }

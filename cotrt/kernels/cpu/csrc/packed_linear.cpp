@@ -131,7 +131,7 @@ LinearArgs PackedLinear::args() const {
 LinearChunks::LinearChunks(const PackedLinear& w, int m_, int num_threads_)
     : m(m_), num_panels(w.num_panels()), num_threads(num_threads_) {
   // Rows of activations that stay in a core's cache beside the panel that is read.
-  const int64_t row_bytes = int64_t(w.k()) * (w.type() == DType::kFloat32 ? 4 : 2);
+  const int64_t row_bytes = int64_t(w.k()) * element_bytes(kernels().row_type(w.type()));
   const int tile = kernels().max_tile_rows;
   int rows = int(clamp_int(int((int64_t(384) << 10) / row_bytes), 48, 384)) / tile * tile;
   if (m <= rows + rows / 2) rows = max_int(m, 1);

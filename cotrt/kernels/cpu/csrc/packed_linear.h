@@ -26,6 +26,8 @@ class PackedLinear {
   int k() const { return k_; }
   DType type() const { return type_; }
   int num_panels() const { return num_panels_; }
+  // The largest int16 activation with which sums over k stay within int32.
+  int int16_limit() const { return int(min_int(32767, int(2147483647ll / (127ll * k_)))); }
   int64_t bytes() const { return num_panels_ * packed_panel_bytes(type_, k_); }
   // Weight, bias and scale set; the caller adds rows and epilogue.
   LinearArgs args() const;

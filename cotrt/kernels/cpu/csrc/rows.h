@@ -109,6 +109,7 @@ static inline void rope_head(const float* x, const float* norm, float eps, const
 template <class T>
 static void rope_and_write_typed(const RopeArgs& a, int row0, int row1) {
   using E = typename T::Element;
+  using R = typename T::Row;
   const int d = a.head_dim, bs = a.block_size, half = a.rot_dim / 2;
   const int64_t head_bytes = kv_head_bytes(a.type, bs, d);
   alignas(64) float rotated[kMaxHeadDim];
@@ -125,18 +126,18 @@ static void rope_and_write_typed(const RopeArgs& a, int row0, int row1) {
                      d, bs);
     for (int h = 0; h < a.num_q_heads; ++h, x += d) {
       rope_head(x, a.q_norm, a.eps, cos, sin, d, a.rot_dim, rotated);
-      char* to = a.q_out + r * a.q_stride + ptrdiff_t(h) * d * sizeof(E);
-      for (int i = 0; i < d; i += kLanes) T::store_row(to + i * sizeof(E), load(rotated + i));
+      char* to = a.q_out + r * a.q_stride + ptrdiff_t(h) * d * sizeof(R);
+      for (int i = 0; i < d; i += kLanes) T::store_row(to + i * sizeof(R), load(rotated + i));
     }
     if (slot < 0) continue;
     for (int h = 0; h < a.num_kv_heads; ++h, x += d) {
       rope_head(x, a.k_norm, a.eps, cos, sin, d, a.rot_dim, rotated);
       for (int i = 0; i < d; i += kLanes)
-        T::store_row((char*)(narrow + i), load(rotated + i));
+        T::store_element((char*)(narrow + i), load(rotated + i));
       write_k<T>(narrow, a.k_cache + block + h * head_bytes, token, d, bs);
     }
     for (int h = 0; h < a.num_kv_heads; ++h, x += d) {
-      for (int i = 0; i < d; i += kLanes) T::store_row((char*)(narrow + i), load(x + i));
+      for (int i = 0; i < d; i += kLanes) T::store_element((char*)(narrow + i), load(x + i));
       write_v<T>(narrow, a.v_cache + block + h * head_bytes, token, d);
     }
   }
@@ -149,6 +150,38 @@ static void rope_and_write(const RopeArgs& a, int row0, int row1) {
     rope_and_write_typed<Bf16Type>(a, row0, row1);
 }
 
+#if defined(COTRT_AVX2)
+static void quantise_rows(const char* x, ptrdiff_t x_stride, int k, int limit, char* y,
+                          ptrdiff_t y_stride, float* scale, int row0, int row1) {
+  const F sign = set1(-0.f);
+  for (int r = row0; r < row1; ++r) {
+    const float* from = (const float*)(x + r * x_stride);
+    int16_t* to = (int16_t*)(y + r * y_stride);
+    F most = zero(), poison = zero();  // the latter 0, or NaN where a value is not finite
+    int i = 0;
+    for (; i + kLanes <= k; i += kLanes) {
+      const F v = load(from + i);
+      most = max(and_not(sign, v), most);
+      poison = fma(v, zero(), poison);
+    }
+    float top = reduce_max(most), bad = reduce_add(poison);
+    for (int j = i; j < k; ++j) {
+      const float v = from[j] < 0.f ? -from[j] : from[j];
+      top = v > top ? v : top;
+      bad += v * 0.f;
+    }
+    scale[r] = top / float(limit) + bad;
+    const float factor = top > 0.f && bad == 0.f ? float(limit) / top : 0.f;
+    const F vf = set1(factor);
+    for (i = 0; i + kLanes <= k; i += kLanes) store_int16(to + i, mul(load(from + i), vf));
+    for (; i < k; ++i) to[i] = int16_t(_mm_cvtss_si32(_mm_set_ss(from[i] * factor)));
+  }
+}
+#else  // no linear here takes int16 rows
+constexpr void (*quantise_rows)(const char*, ptrdiff_t, int, int, char*, ptrdiff_t, float*, int,
+                                int) = nullptr;
+#endif
+
 // x [rows][gate n, up n] -> y [rows][n].
 template <class T>
 static void silu_mul_typed(const char* x, ptrdiff_t x_stride, char* y, ptrdiff_t y_stride, int n,
@@ -160,13 +193,14 @@ static void silu_mul_typed(const char* x, ptrdiff_t x_stride, char* y, ptrdiff_t
     E* to = (E*)(y + r * y_stride);
     int i = 0;
     for (; i + kLanes <= n; i += kLanes)
-      T::store_row((char*)(to + i), mul(silu(T::load_row((const char*)(gate + i))),
-                                        T::load_row((const char*)(up + i))));
+      T::store_element((char*)(to + i), mul(silu(T::load_element((const char*)(gate + i))),
+                                            T::load_element((const char*)(up + i))));
     if (i < n) {
       alignas(64) E g[kLanes] = {}, u[kLanes] = {}, z[kLanes];
       memcpy(g, gate + i, (n - i) * sizeof(E));
       memcpy(u, up + i, (n - i) * sizeof(E));
-      T::store_row((char*)z, mul(silu(T::load_row((const char*)g)), T::load_row((const char*)u)));
+      T::store_element((char*)z, mul(silu(T::load_element((const char*)g)),
+                                     T::load_element((const char*)u)));
       memcpy(to + i, z, (n - i) * sizeof(E));
     }
   }

@@ -66,7 +66,13 @@ inline F dot_bf16(F acc, Step w, Step x) {
 inline F dot_f32(F acc, Step w, Step x) {
   return {_mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), acc.v)};
 }
-constexpr int kTileRows = 12;
+// A tile in registers: at most so many rows by so many lane groups, or, where rows are few.
+constexpr int kTileRows = 12, kTileGroups = 2;
+constexpr int kWideTileRows = 6, kWideTileGroups = 4;
+// Few accumulators would wait for each other: the steps are split over copies of them.
+constexpr int tile_copies(int rows, int groups) {
+  return rows * groups <= 2 ? 4 : rows * groups <= 6 ? 2 : 1;
+}
 
 // ---------------------------------------------------------------------------------------------
 #elif defined(COTRT_AVX2)
@@ -155,28 +161,43 @@ inline Step broadcast_step(const char* p) {
   const __m256i v = _mm256_set1_epi32(x);
   return {v, v};
 }
-inline __m256i int8_pairs(const char* p) {
-  const __m256i even = _mm256_castps_si256(
-      _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))));
-  const __m256i odd = _mm256_castps_si256(
-      _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 16)))));
-  return _mm256_blend_epi16(odd, _mm256_srli_epi32(even, 16), 0x55);
+// The first or the second bf16 of each lane's pair, widened.
+template <int kHalf>
+inline F load_half(const char* p) {
+  const Step w = load_steps(p);
+  const __m256i high = _mm256_set1_epi32(int(0xffff0000u));
+  if (kHalf == 0)
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(w.a, 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(w.b, 16))};
+  return {_mm256_castsi256_ps(_mm256_and_si256(w.a, high)),
+          _mm256_castsi256_ps(_mm256_and_si256(w.b, high))};
 }
-inline Step load_int8_steps(const char* p) { return {int8_pairs(p), int8_pairs(p + 8)}; }
-inline __m256 low_half(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
-inline __m256 high_half(__m256i x) {
-  return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xffff0000u))));
+inline F load_f32_steps(const char* p) { return load((const float*)p); }
+// 16 even and 16 odd int8 weights as int16 pairs.
+inline Step load_int8_pairs(const char* p) {
+  const __m128i even = _mm_loadu_si128((const __m128i*)p);
+  const __m128i odd = _mm_loadu_si128((const __m128i*)(p + 16));
+  return {_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(even, odd)),
+          _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(even, odd))};
 }
-inline F dot_bf16(F acc, Step w, Step x) {
-  const __m256 xl = low_half(x.a), xh = high_half(x.a);
-  return {_mm256_fmadd_ps(low_half(w.a), xl, _mm256_fmadd_ps(high_half(w.a), xh, acc.a)),
-          _mm256_fmadd_ps(low_half(w.b), xl, _mm256_fmadd_ps(high_half(w.b), xh, acc.b))};
+inline Step zero_int32() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Step dot_int16(Step acc, Step w, Step x) {
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(w.a, x.a)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(w.b, x.b))};
 }
-inline F dot_f32(F acc, Step w, Step x) {
-  return {_mm256_fmadd_ps(_mm256_castsi256_ps(w.a), _mm256_castsi256_ps(x.a), acc.a),
-          _mm256_fmadd_ps(_mm256_castsi256_ps(w.b), _mm256_castsi256_ps(x.b), acc.b)};
+inline F to_float(Step x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline F and_not(F mask, F x) {
+  return {_mm256_andnot_ps(mask.a, x.a), _mm256_andnot_ps(mask.b, x.b)};
 }
-constexpr int kTileRows = 2;
+// Nearest int16; |x| at most 32767.
+inline void store_int16(int16_t* p, F x) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+constexpr int kTileRows = 6, kTileGroups = 1;
+constexpr int kWideTileRows = 2, kWideTileGroups = 2;
+// One: a row's sum has the same order whatever tile it is in, and memory bounds lone rows anyway.
+constexpr int tile_copies(int, int) { return 1; }
 
 // ---------------------------------------------------------------------------------------------
 #else  // plain C++; compilers make 128-bit vectors of it on every 64-bit machine
@@ -239,40 +260,27 @@ inline void store_bf16(bf16* p, F a) {
   for (int i = 0; i < 16; ++i) p[i].bits = round_bf16(a.v[i]);
 }
 
-struct Step {
-  uint32_t v[16];
-};
-inline Step load_steps(const char* p) {
-  Step s;
-  memcpy(s.v, p, 64);
-  return s;
+// The first or the second bf16 of each lane's pair, widened.
+template <int kHalf>
+inline F load_half(const char* p) {
+  uint32_t w[16];
+  memcpy(w, p, 64);
+  F r;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t u = kHalf == 0 ? w[i] << 16 : w[i] & 0xffff0000u;
+    memcpy(&r.v[i], &u, 4);
+  }
+  return r;
 }
-inline Step broadcast_step(const char* p) {
-  Step s;
-  for (int i = 0; i < 16; ++i) memcpy(&s.v[i], p, 4);
-  return s;
-}
-inline Step load_int8_steps(const char* p) {
-  Step s;
-  for (int i = 0; i < 16; ++i)
-    s.v[i] = round_bf16(float((signed char)p[i])) |
-             uint32_t(round_bf16(float((signed char)p[16 + i]))) << 16;
-  return s;
-}
-inline float as_float(uint32_t u) {
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
-inline F dot_bf16(F acc, Step w, Step x) {
-  COTRT_EACH(acc.v[i] + as_float(w.v[i] & 0xffff0000u) * as_float(x.v[i] & 0xffff0000u) +
-             as_float(w.v[i] << 16) * as_float(x.v[i] << 16));
-}
-inline F dot_f32(F acc, Step w, Step x) {
-  COTRT_EACH(acc.v[i] + as_float(w.v[i]) * as_float(x.v[i]));
+inline F load_f32_steps(const char* p) { return load((const float*)p); }
+template <int kHalf>
+inline F load_int8_half(const char* p) {
+  COTRT_EACH(float((signed char)p[16 * kHalf + i]));
 }
 #undef COTRT_EACH
-constexpr int kTileRows = 2;
+constexpr int kTileRows = 2, kTileGroups = 1;
+constexpr int kWideTileRows = 1, kWideTileGroups = 2;
+constexpr int tile_copies(int, int) { return 1; }
 
 #endif
 // ---------------------------------------------------------------------------------------------
@@ -313,28 +321,96 @@ inline F silu(F x) {
   return div(x, add(set1(1.f), t));
 }
 
-// Element types as the kernels see them.
-struct Bf16Type {
-  using Element = bf16;
-  static constexpr int kPerStep = 2;
-  static constexpr bool kFastExp = true;  // finer than what bf16 weights keep
-  static inline F dot(F acc, Step w, Step x) { return dot_bf16(acc, w, x); }
-  static inline Step weights(const char* p) { return load_steps(p); }
-  static inline F load_row(const char* p) { return load_bf16((const bf16*)p); }
-  static inline void store_row(char* p, F a) { store_bf16((bf16*)p, a); }
-};
+// Element types as the kernels see them: what a tile multiplies, and what the KV cache holds.
+//
+//   Element     of the weights, or of K and V
+//   Row         of the rows that they are multiplied with; a weight step meets kRowStepBytes of them
+//   kParts      products a step and lane: 1, or 2 where the halves of a pair are taken in turn
+//   weights<h>  part h of a step's weights; row(p) the row's element at p, broadcast
 struct F32Type {
   using Element = float;
-  static constexpr int kPerStep = 1;
+  using Row = float;
+  using Acc = F;
+  static constexpr int kPerStep = 1, kParts = 1, kRowStepBytes = 4;
   static constexpr bool kFastExp = false;
-  static inline F dot(F acc, Step w, Step x) { return dot_f32(acc, w, x); }
+  static inline F zero_acc() { return zero(); }
+#if defined(COTRT_AVX512)
+  template <int>
   static inline Step weights(const char* p) { return load_steps(p); }
-  static inline F load_row(const char* p) { return load((const float*)p); }
+  static inline Step row(const char* p) { return broadcast_step(p); }
+  static inline F dot(F acc, Step w, Step x) { return dot_f32(acc, w, x); }
+#else
+  template <int>
+  static inline F weights(const char* p) { return load_f32_steps(p); }
+  static inline F row(const char* p) { return set1(*(const float*)p); }
+  static inline F dot(F acc, F w, F x) { return fma(w, x, acc); }
+#endif
   static inline void store_row(char* p, F a) { store((float*)p, a); }
+  static inline F load_element(const char* p) { return load((const float*)p); }
+  static inline void store_element(char* p, F a) { store((float*)p, a); }
 };
-struct Int8Type : Bf16Type {  // int8 weights beside bf16 activations
+#if defined(COTRT_AVX512)
+struct Bf16Type {
+  using Element = bf16;
+  using Row = bf16;
+  using Acc = F;
+  static constexpr int kPerStep = 2, kParts = 1, kRowStepBytes = 4;
+  static constexpr bool kFastExp = true;  // finer than what bf16 weights keep
+  static inline F zero_acc() { return zero(); }
+  template <int>
+  static inline Step weights(const char* p) { return load_steps(p); }
+  static inline Step row(const char* p) { return broadcast_step(p); }
+  static inline F dot(F acc, Step w, Step x) { return dot_bf16(acc, w, x); }
+  static inline void store_row(char* p, F a) { store_bf16((bf16*)p, a); }
+  static inline F load_element(const char* p) { return load_bf16((const bf16*)p); }
+  static inline void store_element(char* p, F a) { store_bf16((bf16*)p, a); }
+};
+struct Int8Type : Bf16Type {  // int8 weights beside bf16 rows
+  template <int>
   static inline Step weights(const char* p) { return load_int8_steps(p); }
 };
+#else
+// Without a product of bf16 pairs rows stay float32: nothing is rounded and nothing widened twice.
+struct Bf16Type : F32Type {
+  using Element = bf16;
+  static constexpr int kPerStep = 2, kParts = 2, kRowStepBytes = 8;
+  static constexpr bool kFastExp = true;
+  template <int kHalf>
+  static inline F weights(const char* p) { return load_half<kHalf>(p); }
+  static inline F load_element(const char* p) { return load_bf16((const bf16*)p); }
+  static inline void store_element(char* p, F a) { store_bf16((bf16*)p, a); }
+};
+#if defined(COTRT_AVX2)
+// int8 weights beside rows of int16 (quantise_rows): exact sums in int32, 16 products an
+// instruction where float32 has 8.
+struct Int8Type {
+  using Acc = Step;
+  static constexpr int kPerStep = 2, kParts = 1, kRowStepBytes = 4;
+  static inline Step zero_acc() { return zero_int32(); }
+  template <int>
+  static inline Step weights(const char* p) { return load_int8_pairs(p); }
+  static inline Step row(const char* p) { return broadcast_step(p); }
+  static inline Step dot(Step acc, Step w, Step x) { return dot_int16(acc, w, x); }
+};
+inline void store(float* p, Step x) { store(p, to_float(x)); }
+#else
+struct Int8Type : Bf16Type {
+  template <int kHalf>
+  static inline F weights(const char* p) { return load_int8_half<kHalf>(p); }
+};
+#endif
+#endif
+// What a linear's rows must be beside weights of a type.
+inline DType row_type(DType weights) {
+  if (weights == DType::kFloat32) return DType::kFloat32;
+#if defined(COTRT_AVX512)
+  return DType::kBFloat16;
+#elif defined(COTRT_AVX2)
+  return weights == DType::kInt8 ? DType::kInt16 : DType::kFloat32;
+#else
+  return DType::kFloat32;
+#endif
+}
 
 inline void store_as(char* p, DType type, F a) {
   if (type == DType::kFloat32)

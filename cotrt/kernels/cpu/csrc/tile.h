@@ -1,6 +1,6 @@
-// The register tile under linears and attention alike: up to kTileRows rows times NR lane groups.
+// The register tile under linears and attention alike: MR rows times NR lane groups.
 //
-//   acc[m][j] = sum over steps of dot(w step of lane group j, x step of row m, broadcast)
+//   c[m][j] = sum over steps of dot(w step of lane group j, x step of row m, broadcast)
 //
 // The steps of w may lie in several runs (the blocks of V); x is one row of consecutive steps.
 
@@ -17,24 +17,43 @@ struct TileArgs {
   const float* c_scale;       // [rows]: start from c * c_scale instead of 0
   const char* ahead;          // memory to ask for, ahead_stride bytes further every step
   ptrdiff_t ahead_stride;     // 0: nothing is wanted (the same line is asked for again)
-  ptrdiff_t ahead_second;     // 64: the line after it too; 0: not
+  ptrdiff_t ahead_second;     // 64: the line after it too (of tiles of several groups); 0: not
 };
+
+// One part of a step: a lane group's weights times every row's element.
+template <class T, int kPart, int MR, int NR>
+inline __attribute__((always_inline)) void tile_part(typename T::Acc (&acc)[MR][NR],
+                                                     const char* const (&w)[NR], const char* x,
+                                                     ptrdiff_t x_stride) {
+  decltype(T::template weights<kPart>(w[0])) ws[NR];
+#pragma GCC unroll 16
+  for (int j = 0; j < NR; ++j) ws[j] = T::template weights<kPart>(w[j]);
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m) {
+    const auto xs = T::row(x + m * x_stride + kPart * kStepBytes);
+#pragma GCC unroll 16
+    for (int j = 0; j < NR; ++j) acc[m][j] = T::dot(acc[m][j], ws[j], xs);
+  }
+}
 
 // kDistinct: one run, whose lane groups lie at runs[0], runs[1], ... (the panels of K).
 template <class T, int MR, int NR, bool kDistinct, bool kAccumulate>
 inline void tile(const TileArgs& a) {
-  // Few accumulators would wait for each other: split the steps over copies of them.
-  constexpr int KU = MR * NR <= 2 ? 4 : MR * NR <= 6 ? 2 : 1;
-  F acc[KU][MR][NR];
+  using Acc = typename T::Acc;
+  constexpr int KU = tile_copies(MR, NR);
+  Acc acc[KU][MR][NR];
 #pragma GCC unroll 16
   for (int u = 0; u < KU; ++u)
 #pragma GCC unroll 16
     for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 16
-      for (int j = 0; j < NR; ++j)
-        acc[u][m][j] = kAccumulate && u == 0
-                           ? mul(load(a.c + m * a.c_stride + j * kLanes), set1(a.c_scale[m]))
-                           : zero();
+      for (int j = 0; j < NR; ++j) {
+        if constexpr (kAccumulate)
+          acc[u][m][j] = u == 0 ? mul(load(a.c + m * a.c_stride + j * kLanes), set1(a.c_scale[m]))
+                                : zero();
+        else
+          acc[u][m][j] = T::zero_acc();
+      }
   const char* x = a.x;
   const char* ahead = a.ahead;
   const int num_runs = kDistinct ? 1 : a.num_runs;
@@ -47,37 +66,25 @@ inline void tile(const TileArgs& a) {
     for (; s + KU <= steps; s += KU) {
 #pragma GCC unroll 16
       for (int u = 0; u < KU; ++u) {
-        Step ws[NR];
+        tile_part<T, 0, MR, NR>(acc[u], w, x, a.x_stride);
+        if constexpr (T::kParts == 2) tile_part<T, 1, MR, NR>(acc[u], w, x, a.x_stride);
 #pragma GCC unroll 16
-        for (int j = 0; j < NR; ++j) {
-          ws[j] = T::weights(w[j]);
-          w[j] += a.step_stride;
-        }
+        for (int j = 0; j < NR; ++j) w[j] += a.step_stride;
         if (!kDistinct && !kAccumulate) {
           __builtin_prefetch(ahead, 0, 2);
-          __builtin_prefetch(ahead + a.ahead_second, 0, 2);
+          if (NR > 1) __builtin_prefetch(ahead + a.ahead_second, 0, 2);
           ahead += a.ahead_stride;
         }
-#pragma GCC unroll 16
-        for (int m = 0; m < MR; ++m) {
-          const Step xs = broadcast_step(x + m * a.x_stride);
-#pragma GCC unroll 16
-          for (int j = 0; j < NR; ++j) acc[u][m][j] = T::dot(acc[u][m][j], ws[j], xs);
-        }
-        x += kStepBytes;
+        x += T::kRowStepBytes;
       }
     }
     if constexpr (KU > 1) {
       for (; s < steps; ++s) {
-#pragma GCC unroll 16
-        for (int m = 0; m < MR; ++m) {
-          const Step xs = broadcast_step(x + m * a.x_stride);
-#pragma GCC unroll 16
-          for (int j = 0; j < NR; ++j) acc[0][m][j] = T::dot(acc[0][m][j], T::weights(w[j]), xs);
-        }
+        tile_part<T, 0, MR, NR>(acc[0], w, x, a.x_stride);
+        if constexpr (T::kParts == 2) tile_part<T, 1, MR, NR>(acc[0], w, x, a.x_stride);
 #pragma GCC unroll 16
         for (int j = 0; j < NR; ++j) w[j] += a.step_stride;
-        x += kStepBytes;
+        x += T::kRowStepBytes;
       }
     }
   }
@@ -85,8 +92,10 @@ inline void tile(const TileArgs& a) {
   for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 16
     for (int j = 0; j < NR; ++j) {
+      if constexpr (KU > 1) {
 #pragma GCC unroll 16
-      for (int u = 1; u < KU; ++u) acc[0][m][j] = add(acc[0][m][j], acc[u][m][j]);
+        for (int u = 1; u < KU; ++u) acc[0][m][j] = add(acc[0][m][j], acc[u][m][j]);
+      }
       store(a.c + m * a.c_stride + j * kLanes, acc[0][m][j]);
     }
 }
@@ -120,15 +129,15 @@ struct TileTable {
   }
   // No more instantiations than the machine has registers for.
   static constexpr int clamp_rows(int rows) {
-    const int most = NR > 2 ? (kTileRows + 1) / 2 : kTileRows;
+    const int most = NR > kTileGroups ? kWideTileRows : kTileRows;
     return rows < most ? rows : most;
   }
 };
-constexpr int kWideTileRows = (kTileRows + 1) / 2;  // rows that four lane groups leave room for
 
 // Tiles of at most kTileRows rows over [0, rows), as even as can be.
 struct RowTiles {
   int rows, count;
   explicit RowTiles(int n) : rows(n), count((n + kTileRows - 1) / kTileRows) {}
   int first(int t) const { return int(int64_t(rows) * t / count); }
+  int most() const { return ceil_div(rows, count); }
 };

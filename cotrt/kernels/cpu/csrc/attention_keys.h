@@ -1,0 +1,136 @@
+// What an attention job works on: its scratch, the keys of a chunk as tiles want them, and the keys
+// to ask for meanwhile.
+
+// Cuts a scratch buffer into aligned pieces.
+struct Arena {
+  char* at;
+  template <class X>
+  X* take(size_t n) {
+    X* p = (X*)at;
+    at += (n * sizeof(X) + 63) & ~size_t(63);
+    return p;
+  }
+};
+
+template <class T>
+struct AttentionScratch {
+  using E = typename T::Element;
+  using R = typename T::Row;
+  static constexpr int kScoreStride = kAttentionChunk + 48;
+  R* q;
+  float* o;
+  float* max;
+  float* sum;
+  int* visible;  // keys of the group that a stacked row sees
+  float* scores;
+  R* weights;
+  char* v_tail;
+  char* k_panels;
+  float* alpha;
+  explicit AttentionScratch(char* p) {
+    Arena a{p};
+    q = a.take<R>(size_t(kMaxJobRows) * kMaxHeadDim);
+    o = a.take<float>(size_t(kMaxJobRows) * kMaxHeadDim);
+    max = a.take<float>(kMaxJobRows);
+    sum = a.take<float>(kMaxJobRows);
+    visible = a.take<int>(kMaxJobRows);
+    scores = a.take<float>(12 * kScoreStride);
+    weights = a.take<R>(12 * kScoreStride);
+    v_tail = a.take<char>(kMaxHeadDim * kStepBytes);
+    alpha = a.take<float>(16);
+    k_panels = a.take<char>(size_t(kAttentionChunk) * kMaxHeadDim * sizeof(E));
+  }
+};
+
+// The keys [first, first + count) of a job's kv head as the tiles want them.
+template <class T>
+struct Chunk {
+  const char* k_panel[kAttentionChunk / kLanes + 4];   // 16 tokens each
+  const char* v_run[kAttentionChunk / 8 + 2];          // a block each, then maybe the odd tail
+  int v_steps[kAttentionChunk / 8 + 2];
+
+  void gather_k(const AttentionArgs& a, const int32_t* blocks, int kv_head, int first, int count,
+                char* k_panels) {
+    const int bs = a.block_size, d = a.head_dim;
+    const int64_t head_bytes = kv_head_bytes(a.type, bs, d);
+    const int64_t block_bytes = head_bytes * a.num_kv_heads;
+    const int n = ceil_div(count, kLanes);
+    for (int p = 0; p < n; ++p) {
+      const int token = first + p * kLanes;
+      if (bs >= kLanes) {
+        k_panel[p] = a.k_cache + blocks[token / bs] * block_bytes + kv_head * head_bytes +
+                     int64_t(token % bs) * d * int(sizeof(typename T::Element));
+      } else {  // blocks of 8: two of them side by side
+        char* to = k_panels + int64_t(p) * kLanes * d * int(sizeof(typename T::Element));
+        const int steps = d / T::kPerStep, half = kLaneGroupBytes / 2;
+        const bool two = first + count > token + 8;
+        const char* x = a.k_cache + blocks[token / bs] * block_bytes + kv_head * head_bytes;
+        const char* y =
+            two ? a.k_cache + blocks[token / bs + 1] * block_bytes + kv_head * head_bytes : x;
+        for (int s = 0; s < steps; ++s) {
+          memcpy(to + s * kLaneGroupBytes, x + s * half, half);
+          memcpy(to + s * kLaneGroupBytes + half, y + s * half, half);
+        }
+        k_panel[p] = to;
+      }
+    }
+    for (int p = n; p < n + 3; ++p) k_panel[p] = k_panel[n - 1];  // tiles may round up
+  }
+
+  // Runs of V for the first `count` tokens of the chunk. With an odd count the last pair is
+  // copied with its second token zeroed: 0 * NaN would be NaN.
+  int gather_v(const AttentionArgs& a, const int32_t* blocks, int kv_head, int first, int count,
+               char* v_tail) {
+    const int bs = a.block_size, d = a.head_dim;
+    const int64_t head_bytes = kv_head_bytes(a.type, bs, d);
+    const int64_t block_bytes = head_bytes * a.num_kv_heads;
+    int n = 0;
+    for (int t = 0; t < count; t += bs) {
+      v_run[n] = a.v_cache + blocks[(first + t) / bs] * block_bytes + kv_head * head_bytes;
+      v_steps[n++] = min_int(bs, count - t) / T::kPerStep;
+    }
+    if (T::kPerStep == 2 && count % 2) {
+      const char* pair = v_run[n - 1] + int64_t(v_steps[n - 1]) * d * kStepBytes;
+      for (int i = 0; i < d; ++i) {
+        uint32_t x;
+        memcpy(&x, pair + i * kStepBytes, 4);
+        x &= 0xffffu;
+        memcpy(v_tail + i * kStepBytes, &x, 4);
+      }
+      if (v_steps[n - 1] == 0) --n;
+      v_run[n] = v_tail;
+      v_steps[n++] = 1;
+    }
+    return n;
+  }
+};
+
+// Asks for K and V of keys to come, a few lines at a time, so that memory works while tiles compute.
+struct Prefetcher {
+  const AttentionArgs& a;
+  const int32_t* blocks;
+  int kv_head, first, lines, at = 0, lines_per_block;
+  int64_t head_bytes, block_bytes;
+
+  // Keys [first, first + count) of a group; count may be 0.
+  Prefetcher(const AttentionArgs& a_, const int32_t* blocks_, int kv_head_, int first_, int count)
+      : a(a_), blocks(blocks_), kv_head(kv_head_), first(first_) {
+    head_bytes = kv_head_bytes(a.type, a.block_size, a.head_dim);
+    block_bytes = head_bytes * a.num_kv_heads;
+    lines_per_block = int(head_bytes / 64);
+    lines = count > 0 ? ceil_div(count, a.block_size) * lines_per_block : 0;
+  }
+  void ask(int n) {
+    const int end = min_int(lines, at + n);
+    while (at < end) {
+      const int block = at / lines_per_block, line = at % lines_per_block;
+      const int64_t offset = blocks[first / a.block_size + block] * block_bytes +
+                             kv_head * head_bytes + int64_t(line) * 64;
+      const int stop = min_int(end, at + lines_per_block - line);
+      for (int64_t o = offset; at < stop; ++at, o += 64) {
+        __builtin_prefetch(a.k_cache + o, 0, 2);
+        __builtin_prefetch(a.v_cache + o, 0, 2);
+      }
+    }
+  }
+};

@@ -1,0 +1,41 @@
+// Bias and epilogue of a linear: from a tile of float32 sums into y.
+
+// One tile's float32 results, [rows][32], through bias and epilogue into y.
+static void finish_tile(const LinearArgs& a, const float* c, int row0, int rows, int panel) {
+  const int n0 = panel * kPanel;
+  const int lanes = min_int(kPanel, a.n - n0);
+  F scale[2], bias[2];
+  for (int j = 0; j < 2; ++j) {
+    scale[j] = a.scale ? load(a.scale + n0 + j * kLanes) : set1(1.f);
+    bias[j] = a.bias ? load(a.bias + n0 + j * kLanes) : zero();
+  }
+  const int y_bytes = a.y_type == DType::kFloat32 ? 4 : 2;
+  for (int m = 0; m < rows; ++m) {
+    const F row_scale = set1(a.x_scale ? a.x_scale[row0 + m] : 1.f);
+    F v[2];
+    for (int j = 0; j < 2; ++j)
+      v[j] = fma(mul(load(c + m * kPanel + j * kLanes), row_scale), scale[j], bias[j]);
+    char* y = a.y + (row0 + m) * a.y_stride;
+    if (a.epilogue == Epilogue::kSiluMul) {
+      store_as(y + ptrdiff_t(panel) * kLanes * y_bytes, a.y_type, mul(silu(v[0]), v[1]));
+      continue;
+    }
+    y += ptrdiff_t(n0) * y_bytes;
+    if (lanes == kPanel) {
+      for (int j = 0; j < 2; ++j) {
+        char* p = y + j * kLanes * y_bytes;
+        if (a.epilogue == Epilogue::kAdd) v[j] = add(v[j], load((const float*)p));
+        store_as(p, a.y_type, v[j]);
+      }
+    } else {
+      alignas(64) float tail[kPanel];
+      alignas(64) char bytes[kPanel * 4];
+      for (int j = 0; j < 2; ++j) store(tail + j * kLanes, v[j]);
+      if (a.epilogue == Epilogue::kAdd)
+        for (int i = 0; i < lanes; ++i) tail[i] += ((const float*)y)[i];
+      for (int j = 0; j < 2; ++j)
+        store_as(bytes + j * kLanes * y_bytes, a.y_type, load(tail + j * kLanes));
+      memcpy(y, bytes, size_t(lanes) * y_bytes);
+    }
+  }
+}
