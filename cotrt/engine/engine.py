@@ -19,6 +19,7 @@ import numpy as np
 
 from cotrt.engine.handle_ref import HandleRef
 from cotrt.engine.lock import EngineLock
+from cotrt.engine.memory_shortage import give_back_memory, is_out_of_memory
 from cotrt.engine.model import StepModel
 from cotrt.engine.model_runner import ModelRunner, StepResult
 from cotrt.engine.promise import Promise, wake
@@ -364,7 +365,6 @@ class Engine:
         try:
             result = self._runner.run(step, batch, num_top)
         except Exception as error:
-            logger.exception("a step failed; the requests in it end with its error")
             self._after_failed_step(step, error)
             return True
         with self.lock:
@@ -436,15 +436,19 @@ class Engine:
                     state.ended_by_eos, work.seq.ended_at = True, length
                 reason = None if state.ended_by_eos else token
                 if state.watch is not None:  # its text may be what a stop string says
-                    match = state.watch.append_end(token)
-                    reason = reason if match is None else match.stop
+                    is_fine, stop = self._watch(work, state.watch.append_end, token)
+                    if not is_fine:
+                        goes_on = False
+                        continue
+                    reason = reason if stop is None else stop
                 self._finish(work, "stop", reason)
                 goes_on = False
                 continue
             if state.watch is not None:
-                match = state.watch.append((token,))
-                if match is not None:
-                    self._finish(work, "stop", match.stop)
+                is_fine, stop = self._watch(work, state.watch.append, (token,))
+                if stop is not None:
+                    self._finish(work, "stop", stop)
+                if stop is not None or not is_fine:
                     goes_on = False
                     continue
             if length >= state.max_length:
@@ -453,6 +457,18 @@ class Engine:
             elif state.promise.is_watched:
                 self._woken.append(state.promise)
         return goes_on
+
+    def _watch(
+        self, work: Work, append: Callable[[Any], Any], value: Any
+    ) -> tuple[bool, str | None]:
+        """The stop string that `append` finds; False where its tokenizer raised: the work ended."""
+        try:
+            match = append(value)
+        except Exception as error:
+            logger.exception("the tokenizer failed; the request ends with its error")
+            self._fail(work, error)
+            return False, None
+        return True, None if match is None else match.stop
 
     def _note_first_token(self, work: Work, state: GenerationState, now: float) -> None:
         state.first_token = now
@@ -613,17 +629,46 @@ class Engine:
                     self.close(seq)
 
     def _after_failed_step(self, step: Step, error: Exception) -> None:
+        short = is_out_of_memory(error)
+        if short:
+            give_back_memory(self.model, error)
+        else:
+            logger.error("a step failed; the requests in it end with its error", exc_info=error)
         with self.lock:
             self._in_flight = False
-            for work in step.works():
-                if work.state is not WorkState.DONE:
-                    self._fail(work, error)
-            unsure = {destination for _, destination in step.plan.copies}
-            for seq in list(self.scheduler.sequences):
-                if seq.private and seq.private[0] in unsure:  # perhaps the copy was not made
-                    self.tree.release(seq)
+            self.scheduler.undo(step)
+            if short:
+                self._make_smaller(step, error)
+            else:
+                for work in step.works():
+                    self._fail_unless_done(work, error)
             self._answer_between()
             self._flush_woken()
+
+    def _make_smaller(self, step: Step, error: Exception) -> None:
+        """The device had no memory for `step`: try half of it, or without its newest work."""
+        num_tokens, limit = len(step.plan.input_ids), self.scheduler.limit
+        if limit.halve(num_tokens):
+            logger.warning(
+                "the device has no memory for a step of %d tokens: steps have %d from now on, more "
+                "when that goes well (%s)", num_tokens, limit.tokens, error
+            )  # fmt: skip
+            return
+        newest = max(step.works(), key=lambda work: work.rank[-1])
+        logger.error(
+            "the device has no memory for a step of one token: a request ends", exc_info=error
+        )
+        shed = MemoryError(
+            f"the device has no memory for a step of one token of sequence {newest.seq.id} "
+            f"({newest.seq.length} tokens): free memory of the device, or load the model with a "
+            f"smaller KV pool ({error})"
+        )
+        shed.__cause__ = error
+        self._fail_unless_done(newest, shed)
+
+    def _fail_unless_done(self, work: Work, error: BaseException) -> None:
+        if work.state is not WorkState.DONE:
+            self._fail(work, error)
 
     def _die(self, error: BaseException) -> None:
         """A law was broken or a bug was met: every waiter gets EngineDeadError at once."""

@@ -186,6 +186,11 @@ class Decoder:
         with torch.inference_mode():
             self.backend.write_blocks(self.kv_caches, blocks, records)
 
+    def give_back_memory(self) -> None:
+        """Give memory that torch keeps for later back to the device, after it ran out."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def run(self, step: StepPlan) -> Tensor:
         """Compute the rows of a step.
 

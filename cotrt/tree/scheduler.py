@@ -26,6 +26,7 @@ from cotrt.tree.memory_pressure import choose_victim, reclaim_idle
 from cotrt.tree.sequence import Sequence
 from cotrt.tree.step import Entry, Step
 from cotrt.tree.step_builder import StepBuilder
+from cotrt.tree.step_limit import StepLimit
 from cotrt.tree.work import Work, WorkState
 
 # This many works at one node are asked whether they compute a waiting work's prefix.
@@ -50,9 +51,12 @@ class Scheduler:
     Args:
         tree: the KV tree; planner: the attention planner of the backend.
         max_num_seqs: works that run at a time.
-        max_num_batched_tokens: rows a step.
+        max_num_batched_tokens: rows a step, at most; see `limit`.
         max_scored_rows: scored logits rows a step (each is ``vocab_size`` wide).
         match_prompts: look for a new root's tokens in the tree; forks share in any case.
+
+    Attributes:
+        limit: rows that the next step may have.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class Scheduler:
         self.running: list[Work] = []
         self._planner = planner
         self._max_num_seqs = max_num_seqs
-        self._max_tokens = max_num_batched_tokens
+        self.limit = StepLimit(max_num_batched_tokens)
         self._max_scored_rows = max_scored_rows
         self._match_prompts = match_prompts
         self._seen = SeenTokens()
@@ -133,7 +137,7 @@ class Scheduler:
                 seq = entry.work.seq
                 if entry.work.state is WorkState.RUNNING and seq.hash_length:
                     seq.hash, seq.hash_length = value, seq.num_computed
-        builder = StepBuilder(self.tree, self._max_tokens, self._max_scored_rows)
+        builder = StepBuilder(self.tree, self.limit.tokens, self._max_scored_rows)
         preemptions = self.counters.preemptions
         running = list(self.running)
         for index, work in enumerate(running):
@@ -160,7 +164,7 @@ class Scheduler:
         """
         limit = builder.tokens_left - num_behind
         if any(waiting.leader is None for waiting in self.waiting):
-            limit = min(limit, self._max_tokens // 2)
+            limit = min(limit, self.limit.tokens // 2)
         limit = max(limit, 1)
         rows = builder.rows_for(work, limit)
         if rows == 0:  # no budget left in this step
@@ -229,6 +233,7 @@ class Scheduler:
         for work in started:
             self.waiting.remove(work)
             bisect.insort(self.running, work, key=lambda w: w.rank)
+        builder.started = started
 
     def _start(self, work: Work, started: list[Work]) -> None:
         work.state = WorkState.RUNNING  # at once: from here on its KV is not for others to take
@@ -358,6 +363,7 @@ class Scheduler:
     def commit(self, step: Step) -> None:
         """The model has run `step`: what it computed becomes visible to everybody."""
         self.counters.steps += 1
+        self.limit.note_success()
         self._uncounted.append(step)
         if len(self._uncounted) >= 16:
             self.count_tokens()
@@ -383,6 +389,29 @@ class Scheduler:
         for work in step.joined:
             if work.state is WorkState.RUNNING:
                 self.tree.advance(work.seq, work.target)
+
+    def undo(self, step: Step) -> None:
+        """The model did not run `step`: its works are as they were before it was scheduled.
+
+        What was evicted or preempted to make room for it stays so. A tail that was to be copied is
+        dropped, for the copy may not have been made.
+        """
+        self._last = None
+        self.disturb()
+        for work, logits_from in step.wanted:
+            work.logits_from = logits_from
+        for entry in step.entries:
+            if entry.work.state is WorkState.RUNNING:
+                self.tree.trim(entry.work.seq)
+        unsure = {destination for _, destination in step.plan.copies}
+        for seq in self.sequences if unsure else ():
+            if seq.private and seq.private[0] in unsure:
+                self.tree.truncate_tip(seq, seq.node.end)
+        for work in step.started:
+            if work.state is WorkState.RUNNING:
+                self.running.remove(work)
+                work.state = WorkState.WAITING
+                bisect.insort(self.waiting, work, key=lambda w: w.rank)
 
     def lengthen_next(self, step: Step, token_ids: npt.NDArray[np.int32]) -> None:
         """Every draw of the decode step `step` goes on with its token of `token_ids` ``[T]``."""

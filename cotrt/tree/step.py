@@ -43,6 +43,8 @@ class Step:
         is_decode: one row and one draw a work, all new; the next step may only lengthen this one.
         serial: equal for steps that only lengthen each other.
         hashes: ``[T]`` path hash after each row; sampled: ``[T]`` whether its token was sampled.
+        started: works that were waiting before it was scheduled.
+        wanted: ``(work, logits_from)`` from before it was scheduled, where it changed.
         next_ids: ``[T]`` what a decode step drew, row by row, once it is known that all go on.
     """
 
@@ -56,6 +58,8 @@ class Step:
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     sampled: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     next_ids: npt.NDArray[np.int32] | None = None
+    started: list[Work] = field(default_factory=list)
+    wanted: list[tuple[Work, int]] = field(default_factory=list)
 
     def works(self) -> list[Work]:
         """Every work that something in this step is for, each once."""

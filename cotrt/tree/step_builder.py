@@ -28,11 +28,13 @@ class StepBuilder:
         self.by_work: dict[Work, Entry] = {}
         self.by_node: dict[Node, list[Entry]] = {}  # by the node in which their sequences end
         self.joined: list[Work] = []
+        self.started: list[Work] = []
         self._num_rows = 0
         self._copies: dict[int, int] = {}  # destination -> source
         self._logits_rows: dict[int, int] = {}  # row -> index among the logits rows
         self._draws: list[tuple[Work, int]] = []
         self._scored: list[tuple[Work, int, int]] = []
+        self._wanted: dict[Work, int] = {}
 
     def rows_for(self, work: Work, limit: int | None = None) -> int:
         """Rows that `work` can have in this step, at most `limit`: 0 when a budget is used up."""
@@ -88,6 +90,8 @@ class StepBuilder:
     def _take(self, work: Work, entry: Entry, end: int) -> bool:
         """Draw or score from the rows of `entry` before position `end`; True if all is taken."""
         target = work.target
+        if work.first_wanted < end:
+            self._wanted.setdefault(work, work.logits_from)
         for position in range(work.first_wanted, end):
             if position < entry.start:
                 return False
@@ -153,6 +157,8 @@ class StepBuilder:
             draws=draws,
             scored=[(work, position) for work, position, _ in self._scored],
             joined=self.joined,
+            started=self.started,
+            wanted=list(self._wanted.items()),
             is_decode=is_decode,
             serial=serial,
             hashes=self._hashes(base, positions, input_ids, slots >= 0),

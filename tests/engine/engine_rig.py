@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from cotrt import runtime as runtime_module
@@ -53,6 +54,10 @@ class LoggedModel(ScriptedModel):
         expected: called before a step runs; gives the path that each row has to see.
         in_flight: called, in order, while a step is running, once the model has run.
         fail: raised by the next step, in place of running it.
+        room: rows of the largest step that there is memory for: a larger one writes half of its
+            rows and raises. None: any number.
+        no_room_to_copy: the next copy raises MemoryError and copies nothing.
+        num_shortages: how often one of the two happened.
     """
 
     def __init__(self, next_probs: Callable[[list[int]], Any] = probs, **options: Any) -> None:
@@ -66,8 +71,24 @@ class LoggedModel(ScriptedModel):
         self.in_flight: collections.deque[Callable[[], Any]] = collections.deque()
         self.fail: BaseException | None = None
         self.broken: BaseException | None = None
+        self.room: int | None = None
+        self.no_room_to_copy = False
+        self.num_shortages = 0
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if self.no_room_to_copy:
+            self.no_room_to_copy = False
+            self.num_shortages += 1
+            raise MemoryError("made to fail: no memory for a copy")
+        super().copy_blocks(pairs)
 
     def run(self, step: StepPlan) -> torch.Tensor:
+        if self.room is not None and len(step.input_ids) > self.room:
+            self.num_shortages += 1
+            some = np.flatnonzero(step.slot_mapping >= 0)[: len(step.input_ids) // 2]
+            self._kv.reshape(-1)[step.slot_mapping[some]] = step.input_ids[some]
+            self._run_in_flight()
+            raise torch.OutOfMemoryError(f"made to fail: {len(step.input_ids)} rows")
         if self.fail is not None:
             error, self.fail = self.fail, None
             self._run_in_flight()

@@ -315,3 +315,30 @@ class _NoDecode:
 
     def decode(self, ids: list[int]) -> str:
         raise AssertionError("decoded")
+
+
+class _Raising:
+    """Characters by id; decoding anything with a 7 in it raises."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, ids: list[int]) -> str:
+        if 7 in ids:
+            raise LookupError("7 has no text")
+        return "".join(chr(97 + i) for i in ids)
+
+
+def test_a_tokenizer_that_raises_ends_its_request_alone() -> None:
+    def counting(path: list[int]) -> dict[int, float]:
+        return {(path[-1] + 1) % 12 or 1: 1.0}
+
+    rig = Rig(next_probs=counting, tokenizer=_Raising())
+    watched = rig.start(rig.root([3]), max_tokens=9, stop=["zz"], temperature=0.0)
+    stopped = rig.start(rig.root([1]), max_tokens=9, stop=["e"], temperature=0.0)
+    silent = rig.start(rig.root([4]), max_tokens=9, temperature=0.0)
+    rig.run()
+    assert isinstance(watched.promise.error, LookupError) and watched.finish_reason == "abort"
+    assert watched.tokens == [4, 5, 6, 7]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", "e")
+    assert silent.tokens == [5, 6, 7, 8, 9, 10, 11, 1, 2]
