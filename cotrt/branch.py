@@ -38,12 +38,13 @@ class Branch:
         metadata: a dict for the program's own use.
     """
 
-    __slots__ = ("_closed", "_runtime", "_seq", "__weakref__")
+    __slots__ = ("_closed", "_kept", "_runtime", "_seq", "__weakref__")
 
     def __init__(self, runtime: Runtime, seq: TokenSequence) -> None:
         self._runtime = runtime
         self._seq = seq
         self._closed = False
+        self._kept: list[Branch] = []  # what was loaded with it, which nobody else holds at first
         runtime.engine.watch(self, seq)
 
     # ---- verbs that need no model -------------------------------------------------------------
@@ -160,14 +161,25 @@ class Branch:
                 runtime.engine.close(self._seq)
 
     def save(self, path: str | os.PathLike[str], *, subtree: bool = False) -> None:
-        """Not in this version.
+        """Write tokens, log-probabilities, seeds and KV to one safetensors file.
+
+        `LLM.load_branch` makes the branch again from it, without computing. Of a running branch
+        the file has its tokens as published at the call. The file appears whole or not at all;
+        one that is there is replaced. Running work goes on: KV is read in pieces between steps.
+
+        Args:
+            path: the file; its folder must be there.
+            subtree: save everything grown from this branch too.
 
         Raises:
-            InvalidRequestError: always.
+            SavedBranchError: the file cannot be written: no folder, no permission, no space.
+            InvalidRequestError: a bad path, or `metadata` that JSON cannot hold as it is.
+            BranchPrunedError: the branch was pruned or closed, or is pruned meanwhile.
+            EngineDeadError: the engine has stopped.
         """
-        raise InvalidRequestError(
-            "save is not in this version: keep b.token_ids and make a branch of them later"
-        )
+        from cotrt.saving import save
+
+        save(self, path, subtree=subtree)
 
     def keep(self, seconds: float) -> None:
         """A lease: for so long its KV is evicted last. 0 ends it.

@@ -63,7 +63,7 @@ class ModelLoadError(CotrtError):
 
 
 class SavedBranchError(CotrtError):
-    """A saved branch that is damaged, hostile, or belongs to another model."""
+    """A saved branch that cannot be written or read, is damaged, or belongs to another model."""
 
 
 class NumericsError(CotrtError):

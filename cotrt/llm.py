@@ -266,14 +266,31 @@ class LLM:
             return Branch(runtime, runtime.engine.new_root(ids))
 
     def load_branch(self, path: str | os.PathLike[str], *, kv: str = "auto") -> Branch:
-        """Not in this version.
+        """Make a branch again from a file that `Branch.save` wrote, and all that was saved with it.
+
+        Tokens, log-probabilities, seeds, numbers of forks and metadata are those that were saved,
+        so it goes on as if it had never been away. KV is read from the file when it is needed:
+        the file has to stay as it is for so long, or what is missing is computed again. Block
+        sizes, devices and kernels may differ from those that saved it. It counts as one more root.
+
+        Args:
+            path: the file. Everything in it is checked first; none of it is code.
+            kv: "auto" takes the KV, which must be of this model; "recompute" takes the tokens
+                alone, whatever model they come from.
+
+        Returns:
+            The branch that was saved, a root now. It holds the handles of what was loaded with
+            it, so ``branch.children`` live as long as it does.
 
         Raises:
-            InvalidRequestError: always.
+            SavedBranchError: the file is missing, damaged, no saved branch or of another model.
+            PromptTooLongError, KVCacheExhaustedError: a branch in it does not fit.
+            InvalidRequestError: a bad path or `kv`.
+            EngineDeadError: the engine has stopped.
         """
-        raise InvalidRequestError(
-            "load_branch is not in this version: keep b.token_ids and make a branch of them"
-        )
+        from cotrt.saving import load
+
+        return load(self._runtime, path, kv)
 
     # ---- looking inside -----------------------------------------------------------------------
 

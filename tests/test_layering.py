@@ -14,11 +14,11 @@ import cotrt
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "config", "params", "host_memory", "pool_size"),
     ("plan",),
-    ("tree", "kernels", "models", "sampling"),
+    ("tree", "kernels", "models", "sampling", "saved"),
     ("engine",),
     (
         *("llm", "branch", "handle", "chat", "outputs", "testing"),
-        *("beam_search", "choose", "runtime", "score", "stats", "submission"),
+        *("beam_search", "choose", "runtime", "saving", "score", "stats", "submission"),
     ),
     ("search",),
     ("viewer", "server", "client", "cli", "bench", "__main__"),
@@ -26,7 +26,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 FREE_WITHIN_ROW = {0, 4, 6}
 ALSO = {("models", "kernels"), ("sampling", "kernels")}
 ONLY_IMPORTED_BY = {"tree": {"engine"}}
-NO_TORCH = {"errors", "params", "plan", "tree"}
+NO_TORCH = {"errors", "params", "plan", "saved", "tree"}
 
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 PACKAGE = Path(__file__).resolve().parent.parent / "cotrt"

@@ -150,6 +150,28 @@ class Engine:
         seq.adopt_child(child)
         return child
 
+    def new_saved(self, seed: int, number: int, length: int, parent: Sequence | None) -> Sequence:
+        """A sequence of a saved branch, without KV: a root, or a child of `parent`.
+
+        Args:
+            seed: its own; number: its fork number; length: tokens that it has of its parent's.
+        """
+        if parent is None:
+            number = self._num_roots
+            self._num_roots += 1
+        seq = Sequence(
+            next(self._ids),
+            TokenSpan() if parent is None else parent.span.child(length),
+            self.tree.root,
+            seed=seed,
+            parent=parent,
+            number=number,
+        )
+        self._register(seq)
+        if parent is not None:
+            parent.adopt_child(seq)
+        return seq
+
     def extend(self, seq: Sequence, ids: list[int]) -> None:
         """Append given tokens; they are computed with the next work that needs them."""
         seq.span.extend(ids)
@@ -720,7 +742,7 @@ class Engine:
         now = time.monotonic()
         kept: set[int] = set()
         for other in self.scheduler.sequences:
-            if other is not seq and other.keep_until > now:
+            if other is not seq and not other.internal and other.keep_until > now:
                 kept |= self.tree.blocks_of(other)
         blocks, limit = kept | self.tree.blocks_of(seq), int(self.tree.pool.num_blocks * max_share)
         if until > now and len(blocks) > limit:

@@ -1,0 +1,1 @@
+"""Saved branches: one safetensors file each, written and read with numpy alone."""

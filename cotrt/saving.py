@@ -1,0 +1,122 @@
+"""`Branch.save` and `LLM.load_branch`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from cotrt.errors import InvalidRequestError, SavedBranchError
+from cotrt.handle import warn_inside_loop
+
+if TYPE_CHECKING:
+    from cotrt.branch import Branch
+    from cotrt.runtime import Runtime
+    from cotrt.saved.reader import SavedFile
+
+KV_CHOICES = ("auto", "recompute")
+
+
+def save(branch: Branch, path: Any, *, subtree: bool) -> None:
+    """Save a branch, or one with everything grown from it; see `Branch.save`."""
+    from cotrt.engine.saving import Snapshot
+    from cotrt.saved.writer import SavedWriter
+
+    name = _checked_path(path, "save")
+    if not isinstance(subtree, bool):
+        raise InvalidRequestError(f"subtree={subtree!r}: must be True or False")
+    runtime = branch._runtime
+    runtime.check()
+    warn_inside_loop()
+    engine = runtime.engine
+    with engine.lock:
+        branch._check(idle=False)
+        snapshot = Snapshot(engine, branch._seq, subtree=subtree)
+    try:
+        branches = snapshot.branches()
+        with engine.lock:
+            planned = snapshot.planned()
+        with SavedWriter(
+            name,
+            branches,
+            planned=planned,
+            shape=engine.model.kv_shape,
+            fingerprint=engine.model.fingerprint,
+        ) as writer:
+            snapshot.write(writer, planned)
+    finally:
+        snapshot.release()
+
+
+def load(runtime: Runtime, path: Any, kv: Any) -> Branch:
+    """Make the branches of a file again; see `LLM.load_branch`."""
+    from cotrt.branch import Branch
+    from cotrt.engine.saving import restore
+    from cotrt.saved.reader import SavedFile
+
+    name = _checked_path(path, "load_branch")
+    if not isinstance(kv, str) or kv not in KV_CHOICES:
+        raise InvalidRequestError(
+            f'kv={kv!r}: must be "auto" or "recompute" (tokens alone, which any model can load)'
+        )
+    runtime.check()
+    warn_inside_loop()
+    file = SavedFile(name)
+    try:
+        if kv == "auto":
+            _check_model(runtime, file)
+        _check_tokens(runtime, file)
+        with runtime.engine.lock:
+            runtime.check()
+            sequences = restore(runtime.engine, file.branches)
+            made = [
+                Branch(runtime, seq)
+                for seq, saved in zip(sequences, file.branches)
+                if not saved.closed
+            ]
+            made[0]._kept = made[1:]
+    finally:
+        file.close()
+    return made[0]
+
+
+def _checked_path(path: Any, verb: str) -> str:
+    if isinstance(path, (str, os.PathLike)):
+        name = os.fspath(path)
+        if isinstance(name, str) and name and "\0" not in name:
+            return name
+    raise InvalidRequestError(
+        f"{verb}({path!r:.80}): the path must be a str or PathLike that names a file"
+    )
+
+
+def _check_model(runtime: Runtime, file: SavedFile) -> None:
+    """The KV in the file is the model's own."""
+    model = runtime.engine.model
+    if file.fingerprint == model.fingerprint and file.shape == model.kv_shape:
+        return
+    what = "weights, dtype or RoPE differ"
+    if file.shape != model.kv_shape:
+        what = f"its KV is {_shape(file.shape)}, this model's is {_shape(model.kv_shape)}"
+    raise SavedBranchError(
+        f"{file.path} was saved from another model ({what}): load it with the model that saved "
+        'it, or as tokens alone with load_branch(path, kv="recompute")'
+    )
+
+
+def _shape(shape: Any) -> str:
+    return (
+        f"{shape.num_layers} layers of {shape.num_kinds} x {shape.num_heads} heads x "
+        f"{shape.head_dim} in {shape.dtype}"
+    )
+
+
+def _check_tokens(runtime: Runtime, file: SavedFile) -> None:
+    """Every token is in the vocabulary, and every branch fits."""
+    for index, branch in enumerate(file.branches):
+        if len(branch.tokens) and int(branch.tokens.max()) >= runtime.vocab_size:
+            raise SavedBranchError(
+                f"{file.path}: branch {index} holds token {int(branch.tokens.max())}, this model's "
+                f"vocabulary ends at {runtime.vocab_size - 1}: load it with a model of the same "
+                "tokenizer"
+            )
+        runtime.check_length(branch.length)
