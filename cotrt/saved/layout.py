@@ -293,7 +293,7 @@ def check_json(value: Any, what: str) -> None:
 
 
 def _not_json(where: str, value: Any) -> InvalidRequestError:
-    kind = f"{value!r}" if isinstance(value, (float, str)) else f"of type {type(value).__name__}"
+    kind = f"{value!r}" if type(value) in (float, str) else f"of type {type(value).__name__}"
     return InvalidRequestError(
         f"{where} is {kind}, which JSON cannot hold as it is: save what is made of dicts with str "
         "keys, lists, str, int, finite float, bool and None"

@@ -29,7 +29,7 @@ _LARGEST = 1 << 31
 class SavedFile:
     """A saved branch that was checked in full, open for reading its KV.
 
-    Safe to use from several threads.
+    Safe to use from several threads. It is open until `close`.
 
     Args:
         path: the file.
@@ -120,10 +120,6 @@ class SavedFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
 
     # ---- opening and checking -----------------------------------------------------------------
 
