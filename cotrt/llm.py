@@ -90,6 +90,7 @@ class LLM:
             device=device,
             kv_bytes_per_token=step_model.kv_bytes_per_token,
             model_max_len=step_model.max_model_len,
+            step_bytes=_warm_up(step_model, config),
         )
         engine = Engine(
             step_model,
@@ -404,6 +405,20 @@ def _load(
 
         set_num_threads(config.num_threads)
     return loaded.model, loaded.tokenizer, loaded.eos_token_ids, loaded.generation_defaults
+
+
+def _warm_up(model: StepModel, config: EngineConfig) -> int:
+    """Bytes that steps will take of a GPU; a model on the CPU has nothing to warm up."""
+    from cotrt.models.decoder import Decoder
+
+    if not isinstance(model, Decoder):
+        return 0
+    return model.warm_up(
+        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        capture=not config.enforce_eager,
+    )
 
 
 def _wrap(config: EngineConfig) -> tuple[StepModel, Any, frozenset[int], Mapping[str, Any]]:

@@ -50,6 +50,7 @@ def size_pool(
     device: str,
     kv_bytes_per_token: int,
     model_max_len: int,
+    step_bytes: int = 0,
 ) -> PoolSize:
     """Size the KV pool; call it when the weights are on the device.
 
@@ -58,6 +59,7 @@ def size_pool(
         device: what ``config.resolve_device()`` gave.
         kv_bytes_per_token: bytes of K and V of one token over all layers.
         model_max_len: the longest sequence that the model itself allows, in tokens.
+        step_bytes: what steps and CUDA graphs will take of a GPU beside weights and KV, free now.
 
     Raises:
         InvalidRequestError: ``max_model_len`` above the model's own, or a pool that holds no
@@ -75,7 +77,9 @@ def size_pool(
         budget = config.kv_cache_memory_bytes
         num_blocks = budget // block_bytes
     else:
-        budget = _cpu_pool_bytes() if device == "cpu" else _gpu_pool_bytes(config, device)
+        budget = (
+            _cpu_pool_bytes() if device == "cpu" else _gpu_pool_bytes(config, device, step_bytes)
+        )
         num_blocks = min(budget // block_bytes, _MAX_DEFAULT_BLOCKS)
     if num_blocks < 1:
         raise InvalidRequestError(
@@ -138,17 +142,19 @@ def _cpu_pool_bytes() -> int:
     return 4 * GIB if available is None else min(4 * GIB, available * 2 // 5)
 
 
-def _gpu_pool_bytes(config: EngineConfig, device: str) -> int:
-    """What ``gpu_memory_utilization`` leaves beside all that is on the GPU now."""
+def _gpu_pool_bytes(config: EngineConfig, device: str, step_bytes: int) -> int:
+    """What ``gpu_memory_utilization`` leaves beside all that is on the GPU now and steps take."""
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    budget = int(total * config.gpu_memory_utilization) - (total - free - reusable)
+    taken = total - free - reusable + step_bytes
+    budget = int(total * config.gpu_memory_utilization) - taken
     if budget <= 0:
         raise InvalidRequestError(
             f"gpu_memory_utilization={config.gpu_memory_utilization}: of {total / GIB:.1f} GiB on "
-            f"{device}, {(total - free) / GIB:.1f} GiB are taken already, so nothing is left for "
-            "the KV pool; raise it, free the GPU, or give kv_cache_memory_bytes"
+            f"{device}, {(taken - step_bytes) / GIB:.1f} GiB are taken already and steps need "
+            f"{step_bytes / GIB:.1f} GiB, so nothing is left for the KV pool; raise it, lower "
+            "max_num_batched_tokens or max_num_seqs, free the GPU, or give kv_cache_memory_bytes"
         )
     return budget

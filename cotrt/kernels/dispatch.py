@@ -41,6 +41,9 @@ _FILES = {
     "new_kv_cache": "kv_cache",
     "read_blocks": "kv_cache",
     "write_blocks": "kv_cache",
+    "new_graph_plan": "tree_attention",
+    "new_sampler": "sample",
+    "norm_rotary_write_kv": "write_kv",
     "prepare_plan": "tree_attention",
 }
 
@@ -52,6 +55,8 @@ class Backend:
     Attributes:
         name: one of `BACKENDS`.
         why: one sentence for logs and for the user.
+        new_graph_plan: makes the plan that CUDA graphs are captured over; Triton's alone.
+        new_sampler: makes a sampler that leaves its draws on the device; Triton's alone.
     """
 
     name: str
@@ -62,11 +67,14 @@ class Backend:
     prepare_plan: Callable[..., Any]
     tree_attention: Callable[..., Any]
     write_kv: Callable[..., Any]
+    norm_rotary_write_kv: Callable[..., Any]
     copy_blocks: Callable[..., Any]
     rms_norm: Callable[..., Any]
     rotary: Callable[..., Any]
     silu_and_mul: Callable[..., Any]
     linear: Callable[..., Any]
+    new_graph_plan: Callable[..., Any] | None = None
+    new_sampler: Callable[..., Any] | None = None
 
 
 def choose(
@@ -133,6 +141,8 @@ def _refusal(
 def _load(name: str, why: str) -> Backend:
     functions = {}
     for entry in fields(Backend)[2:]:
+        if entry.name in ("new_graph_plan", "new_sampler") and name != "triton":
+            continue
         file = _FILES.get(entry.name, entry.name)
         module = importlib.import_module(f"{__package__}.{name}.{file}")
         functions[entry.name] = getattr(module, entry.name)

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.cuda import CudaGraphMaker, GraphMaker, HostCopy, on_device, to_device
 from ..kernels.dispatch import Backend, plan_options
 from ..plan import KVShape, StepPlan, UInt8
+from . import warm_up
 from .config import ModelConfig
+from .graphs import StepGraphs
 from .rope import RotaryTable
 from .weights import TensorSpec, WeightSource, tensor_table
+
+# Block ids of the longest plan that is replayed: 1 MiB on the device.
+_MAX_GRAPH_ENTRIES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,8 @@ class Decoder:
         backend_name: of the kernels it runs on.
         plan_options: the attention planner's cost constants for these kernels and heads.
         kv_shape: layout of records (`read_blocks`); fingerprint: set by the loader.
+        graphs: of decode steps, after `warm_up` on a GPU; else None.
+        is_asynchronous: steps are enqueued and run behind the host; `sample` draws then.
     """
 
     fingerprint = ""
@@ -154,9 +164,81 @@ class Decoder:
         self._scale = config.head_dim**-0.5
         self._rotary = RotaryTable(config.rope, str(self.device))
         self.kv_caches: list[tuple[Tensor, Tensor]] = []
+        self.graphs: StepGraphs | None = None
+        self.is_asynchronous = backend.new_sampler is not None
+        if backend.new_sampler is not None:
+            self.sample = backend.new_sampler(self.device)
+
+    def warm_up(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        block_size: int,
+        capture: bool = True,
+        maker: GraphMaker | None = None,
+    ) -> int:
+        """Run the largest steps once on a GPU, before the KV pool is sized.
+
+        What is compiled and allocated at the first use is so afterwards; graphs are recorded on
+        trial, to learn what they take, and again by `allocate_kv`, for they hold the addresses of
+        the KV. Does nothing on a CPU, unless `maker` is given.
+
+        Args:
+            max_num_seqs: rows of the largest decode step.
+            max_num_batched_tokens: rows of the largest step.
+            block_size: tokens a block.
+            capture: use CUDA graphs for decode steps.
+            maker: in place of CUDA's, for tests.
+
+        Returns:
+            Bytes of the GPU that steps take beside weights and KV, and that are free now.
+        """
+        on_gpu = self.device.type == "cuda"
+        if not on_gpu and maker is None:
+            return 0
+        with torch.inference_mode(), on_device(self.device):
+            self._rotary.reserve(self.max_model_len)  # graphs hold the table's address
+            self._allocate(1, block_size)
+            peak = warm_up.measure_steps(self, max_num_seqs, max_num_batched_tokens, block_size)
+            if capture and self.backend.new_graph_plan is not None:
+                maker = CudaGraphMaker(self.device) if maker is None else maker
+                self.graphs = self._new_graphs(maker, max_num_seqs, block_size)
+                peak += warm_up.measure_graphs(self.graphs, self.device)
+            self.kv_caches = []
+        return peak
+
+    def _new_graphs(self, maker: GraphMaker, max_rows: int, block_size: int) -> StepGraphs:
+        config = self.config
+        assert self.backend.new_graph_plan is not None
+        plan = self.backend.new_graph_plan(
+            max_rows,
+            min(max_rows * -(-self.max_model_len // block_size), _MAX_GRAPH_ENTRIES),
+            config.num_q_heads // config.num_kv_heads,
+            config.head_dim,
+            self.dtype,
+            self.device,
+        )
+        return StepGraphs(
+            self.forward,
+            plan,
+            maker,
+            max_rows=max_rows,
+            vocab_size=self.vocab_size,
+            device=self.device,
+        )
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """Make the KV pool: ``num_blocks`` of ``block_size`` tokens, zeros touched as it fills."""
+        """Make the KV pool: ``num_blocks`` of ``block_size`` tokens, zeros touched as it fills.
+
+        After `warm_up` this records the graphs of decode steps.
+        """
+        with on_device(self.device):
+            self._allocate(num_blocks, block_size)
+            if self.graphs is not None:
+                self.graphs.capture()
+
+    def _allocate(self, num_blocks: int, block_size: int) -> None:
         config = self.config
         self.kv_caches = []  # the old pool goes before the new one comes
         self.kv_caches = self.backend.new_kv_cache(
@@ -191,32 +273,74 @@ class Decoder:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def run(self, step: StepPlan) -> Tensor:
+    def run(self, step: StepPlan, input_ids: Tensor | None = None) -> Tensor:
         """Compute the rows of a step.
 
         Args:
             step: its copies are done already; ids are below ``vocab_size`` and positions below
                 ``max_model_len``.
+            input_ids: int32 ``[T]`` on the device, in place of ``step.input_ids``: what the step
+                before drew, where the host has not seen it yet. -1, of a bad draw, is any token.
 
         Returns:
-            Logits ``[R, vocab_size]`` float32 of ``step.logits_rows``.
+            Logits ``[R, vocab_size]`` float32 of ``step.logits_rows``; with CUDA graphs they are
+            valid until the next run.
         """
         assert self.kv_caches, "allocate_kv comes before run"
-        with torch.inference_mode():
-            return self._run(step)
+        with torch.inference_mode(), on_device(self.device):
+            if self.graphs is not None:
+                logits = self.graphs.run(step, input_ids)
+                if logits is not None:
+                    return logits
+            return self._run(step, input_ids)
 
-    def _run(self, step: StepPlan) -> Tensor:
-        device, backend, config = self.device, self.backend, self.config
+    def fetch(self, *tensors: Tensor) -> HostCopy:
+        """Start to copy tensors to the host, in the order of the other calls."""
+        with torch.inference_mode(), on_device(self.device):
+            return HostCopy(*tensors)
+
+    def _run(self, step: StepPlan, input_ids: Tensor | None) -> Tensor:
         # Everything that follows from the plan becomes tensors here, once for all layers.
         if len(step.positions):
             self._rotary.reserve(int(step.positions.max()) + 1)
-        ids = torch.as_tensor(step.input_ids, device=device).long()
-        cos, sin = self._rotary.gather(torch.as_tensor(step.positions, device=device).long())
-        slots = torch.as_tensor(step.slot_mapping, device=device)
-        rows = torch.as_tensor(step.logits_rows, device=device).long()
-        plan = backend.prepare_plan(step.attention, device)
+        num_rows, num_logits = len(step.positions), len(step.logits_rows)
+        every = num_logits == num_rows and bool((np.diff(step.logits_rows) > 0).all())
+        return self.forward(
+            self._put(step.input_ids) if input_ids is None else input_ids.clamp(min=0),
+            self._put(step.positions),
+            self._put(step.slot_mapping),
+            self.backend.prepare_plan(step.attention, self.device),
+            None if every else self._put(step.logits_rows),
+        )
+
+    def _put(self, array: np.ndarray[Any, Any]) -> Tensor:
+        return to_device(torch.as_tensor(array), self.device)
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: Any,
+        rows: Tensor | None,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The layers and the head, reading nothing but these tensors, weights and KV.
+
+        Args:
+            ids: int32 or int64 ``[T]``.
+            positions: int32 or int64 ``[T]``, within the reserved rotary table.
+            slots: int64 ``[T]``, -1 where no KV is written.
+            plan: what the backend's ``prepare_plan`` gave.
+            rows: int32 or int64 ``[R]`` rows with logits; None: all, in order.
+            out: float32 ``[R, vocab_size]``, where the logits go; made when missing.
+        """
+        backend, config = self.backend, self.config
+        cos, sin = self._rotary.gather(positions)
         heads, kv_heads, size = config.num_q_heads, config.num_kv_heads, config.head_dim
         eps, num_rows, last = config.rms_norm_eps, len(ids), config.num_layers - 1
+        num_logits = num_rows if rows is None else len(rows)
         hidden, residual = F.embedding(ids, self.weights.embed), None
         for index, layer in enumerate(self.weights.layers):
             if residual is None:
@@ -226,24 +350,23 @@ class Decoder:
             qkv = backend.linear(x, layer.qkv, layer.qkv_bias)
             qkv = qkv.view(num_rows, heads + 2 * kv_heads, size)
             q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q = backend.rms_norm(q, layer.q_norm, eps)
-                k = backend.rms_norm(k, layer.k_norm, eps)
-            q, k = backend.rotary(q, k, cos, sin)
             k_cache, v_cache = self.kv_caches[index]
-            backend.write_kv(k, v, k_cache, v_cache, slots)
-            if index == last and not len(rows):
+            q = backend.norm_rotary_write_kv(
+                q, k, v, cos, sin, k_cache, v_cache, slots,
+                q_weight=layer.q_norm, k_weight=layer.k_norm, eps=eps,
+            )  # fmt: skip
+            if index == last and not num_logits:
                 break  # the keys and values are all that was wanted
             x = backend.tree_attention(q, k_cache, v_cache, plan, scale=self._scale)
             x = x.view(num_rows, heads * size)
-            if index == last:  # from here on only the rows with logits matter
+            if index == last and rows is not None:  # from here on only these rows matter
                 x, residual = x.index_select(0, rows), residual.index_select(0, rows)
             x = backend.linear(x, layer.o, layer.o_bias)
             x, residual = backend.rms_norm(x, layer.post_norm, eps, residual)
             x = backend.silu_and_mul(backend.linear(x, layer.gate_up, layer.gate_up_bias))
             hidden = backend.linear(x, layer.down, layer.down_bias)
-        if not len(rows):
-            return torch.empty((0, self.vocab_size), dtype=torch.float32, device=device)
+        if not num_logits:
+            return torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
         x, _ = backend.rms_norm(hidden, self.weights.norm, eps, residual)
         logits: Tensor = backend.linear(x, self.weights.head)
-        return logits.float()
+        return logits.float() if out is None else out.copy_(logits)

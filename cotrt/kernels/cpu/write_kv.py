@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .kv_cache import CacheShape
 from .native import dtype_of, module
+from .rms_norm import rms_norm
+from .rotary import rotary
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -32,3 +34,25 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         dtype_of(k), k.data_ptr(), v.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
         slots.data_ptr(), num_rows, shape.num_kv_heads, shape.head_dim, shape.block_size,
     )  # fmt: skip
+
+
+def norm_rotary_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """The head norms, ``rotary`` and ``write_kv``, as in the reference, one after the other."""
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    q, k = rotary(q, k, cos, sin)
+    write_kv(k, v, k_cache, v_cache, slot_mapping)
+    return q

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from .rms_norm import rms_norm
+from .rotary import rotary
+
 
 def write_kv(
     k: torch.Tensor,
@@ -33,3 +36,42 @@ def write_kv(
     for new, cache in ((k, k_cache), (v, v_cache)):
         flat = cache.view(-1, head_dim)
         flat.index_copy_(0, rows, new.reshape(-1, head_dim).to(cache.dtype))
+
+
+def norm_rotary_write_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """The head norms (where a model has them), then `rotary`, then `write_kv`.
+
+    Args:
+        q: ``[T, Hq, D]``, straight from the projection; ``k`` and ``v`` ``[T, Hkv, D]`` too.
+        k: see ``q``.
+        v: see ``q``.
+        cos: ``[T, D/2]`` float32; ``sin`` alike.
+        sin: see ``cos``.
+        k_cache: of `new_kv_cache`, written in place; ``v_cache`` is its partner.
+        v_cache: see ``k_cache``.
+        slot_mapping: int64 ``[T]``, -1 skips the row's K and V.
+        q_weight: ``[D]`` of the norm of query heads, or None; ``k_weight`` alike.
+        k_weight: see ``q_weight``.
+        eps: of the norms.
+
+    Returns:
+        The queries, normalised and turned: ``[T, Hq, D]``.
+    """
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    q, k = rotary(q, k, cos, sin)
+    write_kv(k, v, k_cache, v_cache, slot_mapping)
+    return q

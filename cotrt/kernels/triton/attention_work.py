@@ -3,7 +3,7 @@
 All of it is int32 in one tensor, so that a step costs one copy to the device, and the counts are
 in it too, so that a captured CUDA graph replays whatever plan was last written:
 
-    counts | items | slot rows | slot partials | block ids | positions | merge rows, offsets, order
+    counts | items | slot rows | slot partials | positions | merge rows, offsets, order | block ids
 
 An item is a part of one group's rows that fills one tile. Items stand by falling cost.
 """
@@ -90,11 +90,11 @@ class AttentionWork:
             capacity.items * ITEM_FIELDS,
             capacity.slots,
             capacity.slots,
-            capacity.entries,
             capacity.rows,
             capacity.rows,
             capacity.rows + 16,
             capacity.slots,
+            capacity.entries,  # last: only as many as there are are copied
         )
         self._offsets = [0, *np.cumsum(sizes).tolist()]
         self._data = torch.empty(self._offsets[-1], dtype=torch.int32, device=device)
@@ -103,11 +103,11 @@ class AttentionWork:
             self.items,
             self.slot_rows,
             self.slot_partials,
-            self.entries,
             self.positions,
             self.merge_rows,
             self.merge_offsets,
             self.merge_partials,
+            self.entries,
         ) = (self._data[a:b] for a, b in zip(self._offsets, self._offsets[1:], strict=False))
 
     def write(self, plan: AttentionPlan) -> None:
@@ -123,23 +123,24 @@ class AttentionWork:
         self.num_partials = len(made.merge_partials)
         counts = np.array([self.num_items, self.num_merge_rows], np.int32)
         on_gpu = self._data.device.type == "cuda"
+        used = self._offsets[-2] + len(plan.group_blocks)
         # Pinned memory is fresh each time: torch gives it out again only when the copy is done.
-        host = torch.empty(self._offsets[-1], dtype=torch.int32, pin_memory=on_gpu)
+        host = torch.empty(used, dtype=torch.int32, pin_memory=on_gpu)
         view = host.numpy()
         parts = (
             counts,
             made.items.reshape(-1),
             plan.group_rows,
             made.slot_partials,
-            plan.group_blocks,
             plan.query_positions,
             made.merge_rows,
             made.merge_offsets,
             made.merge_partials,
+            plan.group_blocks,
         )
         for offset, part in zip(self._offsets, parts, strict=False):
             view[offset : offset + len(part)] = part
-        self._data.copy_(host, non_blocking=on_gpu)
+        self._data[:used].copy_(host, non_blocking=on_gpu)
 
 
 def capacity_for(plan: AttentionPlan, heads_per_kv: int, high_tile: int) -> Capacity:

@@ -7,11 +7,17 @@ import torch
 from cotrt.plan import AttentionPlan
 
 from .attention_kernel import ITEM_FIELDS, LOG2_E, attend_kernel, merge_kernel
-from .attention_variants import Variant, choose_variant, largest_tile, programs_per_processor
-from .attention_work import AttentionWork, capacity_for, choose_high_tile
+from .attention_variants import (
+    Variant,
+    choose_variant,
+    largest_tile,
+    low_tile,
+    programs_per_processor,
+)
+from .attention_work import AttentionWork, Capacity, capacity_for, choose_high_tile
 from .launch import next_power_of_2, num_processors
 
-__all__ = ["GraphPlan", "PreparedPlan", "prepare_plan", "tree_attention"]
+__all__ = ["GraphPlan", "PreparedPlan", "new_graph_plan", "prepare_plan", "tree_attention"]
 
 _MERGE_HEADS = 4  # heads a program of the merge takes at a time
 
@@ -65,14 +71,17 @@ class GraphPlan(PreparedPlan):
     """A plan whose buffers stay where they are: capture a CUDA graph over it, then ``write``.
 
     Both launches are always made, with grids that depend on the device only, and read their
-    counts from the device; so a captured graph replays any plan that fits.
+    counts from the device; so a captured graph replays any plan that fits, with the tile that it
+    was captured with.
 
     Args:
         work: the work list, of the largest capacity that a replay may need.
+        tiles: high tiles that graphs are captured with, ascending; default: that of ``work``.
     """
 
-    def __init__(self, work: AttentionWork) -> None:
+    def __init__(self, work: AttentionWork, tiles: tuple[int, ...] = ()) -> None:
         self.device = work.counts.device
+        self.tiles = tiles or (work.high_tile,)
         self._work: AttentionWork = work
         self._partials = None
 
@@ -81,8 +90,23 @@ class GraphPlan(PreparedPlan):
         """Rows of the plan that was written last."""
         return self._work.num_rows
 
-    def write(self, plan: AttentionPlan) -> None:
+    def tile_for(self, plan: AttentionPlan) -> int | None:
+        """The tile of the graphs that can replay ``plan``; None where it is beyond the capacity."""
+        heads = self._work.heads_per_kv
+        wanted = choose_high_tile(plan, heads, self.tiles[-1])
+        tile = next(tile for tile in self.tiles if tile >= wanted)
+        fits = self._work.capacity.can_hold(capacity_for(plan, heads, tile))
+        return tile if fits else None
+
+    def set_tile(self, tile: int) -> None:
+        """Choose the tile of what is captured, or written, next."""
+        assert tile in self.tiles, (tile, self.tiles)
+        self._work.high_tile = tile
+
+    def write(self, plan: AttentionPlan, tile: int | None = None) -> None:
         """Put ``plan`` in place of the last one, in the order of the current stream."""
+        if tile is not None:
+            self.set_tile(tile)
         self._work.write(plan)
 
     def work(self, heads_per_kv: int, largest_tile: int) -> AttentionWork:
@@ -94,6 +118,32 @@ class GraphPlan(PreparedPlan):
     def partials(self, num_q_heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for as many partials as the work list can have slots."""
         return self._room(self._work.capacity.slots, num_q_heads, head_dim)
+
+
+def new_graph_plan(
+    max_rows: int,
+    max_entries: int,
+    heads_per_kv: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: str | torch.device,
+) -> GraphPlan:
+    """A plan of fixed capacity for decode steps; what does not fit it is run eagerly.
+
+    Args:
+        max_rows: rows of the largest step.
+        max_entries: block ids of the longest plan that is worth a graph.
+        heads_per_kv: query heads of one KV head.
+        head_dim: elements a head.
+        dtype: of queries and KV.
+        device: where it lives.
+    """
+    # A row is in some groups for each level of its tree; a lone one in many, its context cut.
+    slots = max(1024, 8 * max_rows)
+    capacity = Capacity.holding(max_rows, slots, slots, max_entries)
+    low, largest = low_tile(heads_per_kv), min(64, largest_tile(head_dim, dtype))
+    tiles = (low, largest) if largest > low else (low,)
+    return GraphPlan(AttentionWork(capacity, heads_per_kv, low, torch.device(device)), tiles)
 
 
 def prepare_plan(plan: AttentionPlan, device: str | torch.device) -> PreparedPlan:

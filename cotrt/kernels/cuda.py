@@ -1,0 +1,103 @@
+"""What the host does with a CUDA device: which one is current, graphs, copies back.
+
+Everything here is a plain call on a CPU, so that the same code runs in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a CUDA device current, which is where Triton launches; nothing for a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+class Graph(Protocol):
+    """Launches that were recorded once."""
+
+    def replay(self) -> None:
+        """Do them all again, in the order of the current stream, on the same memory."""
+
+
+class GraphMaker(Protocol):
+    """Records launches; `CudaGraphMaker`, and a fake one in the tests."""
+
+    def capture(self, call: Callable[[], None]) -> Graph:
+        """Run `call` once to warm it up, then record what it launches."""
+
+
+class CudaGraphMaker:
+    """CUDA graphs that share one memory pool: they are replayed one at a time.
+
+    Args:
+        device: of all that is captured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, call: Callable[[], None]) -> Graph:
+        """Run `call` once on a side stream (kernels compile, cuBLAS loads), then record it."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            call()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of the program may use the GPU meanwhile.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            call()
+        return graph
+
+
+class HostCopy:
+    """Tensors on their way to the host: started now, waited for later.
+
+    The pinned memory is the copy's own, and the event behind it is recorded on the stream that is
+    current now. Nothing of the device is held back by it.
+
+    Args:
+        tensors: any shapes and dtypes; on a CPU they are cloned at once.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if not tensors or tensors[0].device.type != "cuda":
+            self._host = [tensor.clone() for tensor in tensors]
+            return
+        self._host = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors
+        ]
+        for host, tensor in zip(self._host, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(tensors[0].device))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> list[Tensor]:
+        """The tensors on the host, in the order in which they were given."""
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        return self._host
+
+
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on the device, in the order of the current stream, not waited for."""
+    if device.type != "cuda":
+        return host.to(device)
+    # torch hands pinned memory out again only when the copies from it are done.
+    return host.pin_memory().to(device, non_blocking=True)
