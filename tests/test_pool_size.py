@@ -97,3 +97,29 @@ def test_a_gpu_pool_leaves_what_utilization_says() -> None:
         model_max_len=1024,
     )
     assert 0 < made.num_bytes <= torch.cuda.mem_get_info(0)[1] // 2
+
+
+def gpu_size(monkeypatch: pytest.MonkeyPatch, step_bytes: int, **options: Any) -> PoolSize:
+    """The pool of a GPU of 80 GiB with 16 GiB of weights and 1 GiB that torch keeps for later."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (63 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 17 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * GIB)
+    return size_pool(
+        EngineConfig(model="some/model", **options),
+        device="cuda:0",
+        kv_bytes_per_token=128 << 10,
+        model_max_len=8192,
+        step_bytes=step_bytes,
+    )
+
+
+def test_a_gpu_pool_leaves_room_for_steps_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = 16 * (128 << 10)
+    made = gpu_size(monkeypatch, 3 * GIB, gpu_memory_utilization=0.75)
+    assert made.num_bytes == (60 - 16 - 3) * GIB // block * block
+    given = gpu_size(monkeypatch, 3 * GIB, kv_cache_memory_bytes=GIB)
+    assert given.num_bytes == GIB
+    with pytest.raises(InvalidRequestError, match=r"16\.0 GiB are taken already and steps need"):
+        gpu_size(monkeypatch, 3 * GIB, gpu_memory_utilization=0.2)

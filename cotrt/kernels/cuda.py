@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+_cuda: Any = torch.cuda  # some of it has no types
+
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Makes a CUDA device current, which is where Triton launches; nothing for a CPU."""
@@ -40,7 +42,7 @@ class CudaGraphMaker:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, call: Callable[[], None]) -> Graph:
@@ -70,7 +72,7 @@ class HostCopy:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
+        self._event: Any = None
         if not tensors or tensors[0].device.type != "cuda":
             self._host = [tensor.clone() for tensor in tensors]
             return
@@ -79,13 +81,13 @@ class HostCopy:
         ]
         for host, tensor in zip(self._host, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()
+        self._event = _cuda.Event()
         self._event.record(torch.cuda.current_stream(tensors[0].device))
 
     @property
     def is_done(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._event is None or self._event.query()
+        return self._event is None or bool(self._event.query())
 
     def wait(self) -> list[Tensor]:
         """The tensors on the host, in the order in which they were given."""

@@ -254,18 +254,18 @@ class Decoder:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, ``(source, destination)`` each, in every layer."""
         if pairs:
-            with torch.inference_mode():
+            with torch.inference_mode(), on_device(self.device):
                 self.backend.copy_blocks(self.kv_caches, pairs)
 
     def read_blocks(self, blocks: Sequence[int]) -> UInt8:
         """Records of whole blocks, uint8 ``[n, block_size * kv_shape.token_bytes]``."""
-        with torch.inference_mode():
+        with torch.inference_mode(), on_device(self.device):
             records: UInt8 = self.backend.read_blocks(self.kv_caches, blocks)
         return records
 
     def write_blocks(self, blocks: Sequence[int], records: UInt8) -> None:
         """Put records into blocks; no block twice."""
-        with torch.inference_mode():
+        with torch.inference_mode(), on_device(self.device):
             self.backend.write_blocks(self.kv_caches, blocks, records)
 
     def give_back_memory(self) -> None:

@@ -109,6 +109,7 @@ class AttentionWork:
             self.merge_partials,
             self.entries,
         ) = (self._data[a:b] for a, b in zip(self._offsets, self._offsets[1:], strict=False))
+        self.counts.zero_()  # no work until a plan is written
 
     def write(self, plan: AttentionPlan) -> None:
         """Put ``plan`` in place of what is there: one copy, in the order of the current stream."""

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..cuda import to_device
 from ..reference.copy_blocks import copy_blocks as _copy_through_a_buffer
 
 _WORDS = 1024  # int32 words a program copies at a time
@@ -55,6 +56,7 @@ def copy_blocks(
     assert all(c.is_contiguous() and c.shape == first.shape for c in flat)
     block_bytes = first.stride(0) * first.element_size()
     assert block_bytes % 16 == 0, block_bytes
-    addresses = torch.tensor([c.data_ptr() for c in flat], dtype=torch.int64).to(first.device)
-    ids = torch.tensor(pairs, dtype=torch.int32).to(first.device)
+    addresses = torch.tensor([c.data_ptr() for c in flat], dtype=torch.int64)
+    addresses = to_device(addresses, first.device)
+    ids = to_device(torch.tensor(pairs, dtype=torch.int32), first.device)
     copy_blocks_kernel[(len(pairs), len(flat))](addresses, ids, block_bytes // 4, WORDS=_WORDS)

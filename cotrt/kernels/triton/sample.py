@@ -152,3 +152,8 @@ class Sampler:
 def new_sampler(device: str | torch.device) -> Sampler:
     """A sampler for the logits of one device."""
     return Sampler(torch.device(device))
+
+
+def sample(logits: Tensor, *draws: Array, **raw: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """One call of a new `Sampler`, with its arguments."""
+    return Sampler(logits.device)(logits, *draws, **raw)

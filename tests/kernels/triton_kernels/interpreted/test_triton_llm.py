@@ -1,0 +1,82 @@
+"""The whole LLM on the Triton kernels, in the interpreter or on a GPU: the reference's tokens."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make_model, random_ids, save
+
+from cotrt import LLM
+from cotrt.models.decoder import Decoder
+
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 128,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 24,
+    "kv_cache_memory_bytes": 1 << 20,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = make_model("llama", head_dim=64, num_hidden_layers=1)
+    return save(model, tmp_path_factory.mktemp("model"))
+
+
+def program(llm: LLM) -> list[Any]:
+    """A chunked prompt, a fork, plain and filtered draws, penalties, a forced extension, a prune.
+
+    Logprobs are rounded: sums differ in their order.
+    """
+    with llm.branch(random_ids(30, seed=4)) as root:
+        first = root.generate(max_tokens=2, temperature=0, ignore_eos=True).result()
+        one, two, three = root.fork(3)
+        running = [
+            one.generate(max_tokens=4, temperature=0.9, ignore_eos=True),
+            two.generate(max_tokens=3, temperature=1.1, top_k=20, top_p=0.9, ignore_eos=True),
+            three.generate(
+                max_tokens=2, temperature=0.8, min_p=0.01, frequency_penalty=0.5, logprobs=2,
+                ignore_eos=True,
+            ),
+        ]  # fmt: skip
+        grown = [generation.result() for generation in running]
+        two.prune()
+        one.extend([7, 8, 9])
+        last = one.generate(max_tokens=2, temperature=0, ignore_eos=True).result()
+        scores = three.score([[5, 6], [11]], given=[4]).result()
+    texts = [list(output.token_ids) for output in (first, *grown, last)]
+    sums = [round(output.cumulative_logprob, 2) for output in (first, *grown, last)]
+    return [texts, sums, [[round(value, 2) for value in score.logprobs] for score in scores]]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[Any]:
+    with LLM(folder, device="cpu", attention_backend="reference", **OPTIONS) as llm:
+        return program(llm)
+
+
+def test_a_program_gives_what_the_reference_gives(
+    folder: Path, device: torch.device, expected: list[Any]
+) -> None:
+    with LLM(folder, device=str(device), attention_backend="triton", **OPTIONS) as llm:
+        assert llm.kernels == "triton"
+        assert program(llm) == expected
+
+
+def test_and_so_it_does_with_graphs(
+    folder: Path, device: torch.device, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device.type == "cpu":
+        from fake_graphs import FakeGraphMaker
+
+        warm_up = functools.partialmethod(Decoder.warm_up, maker=FakeGraphMaker())
+        monkeypatch.setattr(Decoder, "warm_up", warm_up)
+    with LLM(folder, device=str(device), attention_backend="triton", **OPTIONS) as llm:
+        assert program(llm) == expected
+        model: Any = llm._runtime.engine.model
+        assert model.graphs.num_replays >= 6
