@@ -25,7 +25,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 )
 FREE_WITHIN_ROW = {0, 4, 6}
 ALSO = {("models", "kernels"), ("sampling", "kernels")}
-ONLY_IMPORTED_BY = {"tree": {"engine"}}
+ONLY_IMPORTED_BY = {"tree": {"engine", "bench"}}
 NO_TORCH = {"errors", "params", "plan", "saved", "tree"}
 
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
