@@ -139,6 +139,7 @@ def _run(engine: Engine, bell: _Bell) -> None:
             bell.wait()
             while not bell.is_stopped and engine.step():
                 pass
+        engine.settle()
     except BaseException as error:
         # Where a law was broken, the engine has told every waiter. This is for what came from
         # outside of its reach: SystemExit out of a user's own model, say.

@@ -3,6 +3,9 @@
 A step is schedule (under the lock), run (without it), update (under it). Verbs that need no model
 take the lock between and act at once; what a step in flight brings for a work that ended in the
 meantime is dropped.
+
+Where the model is asynchronous, the next step is scheduled and launched while one is in flight, if
+it only lengthens that one (docs/pipeline.md).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +24,8 @@ import numpy as np
 from cotrt.engine.handle_ref import HandleRef
 from cotrt.engine.lock import EngineLock
 from cotrt.engine.memory_shortage import give_back_memory, is_out_of_memory
-from cotrt.engine.model import StepModel
-from cotrt.engine.model_runner import ModelRunner, StepResult
+from cotrt.engine.model import StepModel, is_asynchronous
+from cotrt.engine.model_runner import ModelRunner, Pending, StepResult
 from cotrt.engine.promise import Promise, wake
 from cotrt.engine.ranking import Ranking, RankState
 from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, Tail, TokenScores
@@ -45,6 +49,14 @@ logger = logging.getLogger(__name__)
 
 # Scored logits a step hold at most this many numbers (64 MiB of float32).
 _MAX_SCORED_NUMBERS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched and whose result was not read yet."""
+
+    step: Step
+    pending: Pending
 
 
 class Engine:
@@ -104,7 +116,9 @@ class Engine:
         self._num_works = itertools.count()
         self._dropped: collections.deque[HandleRef] = collections.deque()
         self._between: list[tuple[Callable[[], Any], Promise]] = []
-        self._in_flight = False
+        self._in_flight = False  # a step is scheduled and its update not done
+        self._runs_ahead = is_asynchronous(model)
+        self._flight: Flight | None = None  # left on the device when a call of step() returned
         self._woken: list[Promise] = []
 
     # ---- verbs on sequences (the caller holds the lock) ---------------------------------------
@@ -353,10 +367,10 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._dropped)
+        return self.scheduler.has_work or bool(self._dropped) or self._flight is not None
 
     def step(self) -> bool:
-        """Run one step.
+        """Run one step; with an asynchronous model, launch one and see to the one before it.
 
         Returns:
             False if there was nothing to do.
@@ -366,39 +380,84 @@ class Engine:
             if self.dead is not None:
                 return False
             self._drop_closed()
-            step = self.scheduler.schedule()
-            for work in self.scheduler.take_exhausted():
-                self._finish_exhausted(work)
-            if step is None:
+            flight = self._flight
+            step = self._schedule() if flight is None else self._schedule_ahead(flight)
+            if step is None and flight is None:
                 self._flush_woken()
                 if self._check_laws and not self.scheduler.has_work:
                     self.check_invariants()
                 return self.scheduler.has_work
-            batch = self._runner.prepare(step)
-            num_top = [self._num_top(work) for work, _ in step.scored]
-            if not step.is_decode:
-                self._note_scheduled(step)
-            self._in_flight = True
+            if step is not None:
+                batch = self._runner.prepare(step)
+                num_top = [self._num_top(work) for work, _ in step.scored]
+                self._in_flight = True
         except BaseException as error:
             self._die(error)
             raise
         finally:
             self.lock.release()
+        self._flight = None
+        if step is not None:
+            before = None if flight is None else flight.pending
+            self._flight = Flight(step, self._runner.launch(step, batch, num_top, before))
+            if flight is None:
+                if not self._flight.pending.is_done:
+                    return True
+                flight, self._flight = self._flight, None
+        assert flight is not None
+        self._land(flight, self._flight)
+        return True
+
+    def _schedule(self) -> Step | None:
+        step = self.scheduler.schedule()
+        for work in self.scheduler.take_exhausted():
+            self._finish_exhausted(work)
+        if step is not None:
+            if not step.is_decode:
+                self._note_scheduled(step)
+            elif self._runs_ahead and step.num_ahead < 0:
+                step.num_ahead = self._num_ahead(step)
+        return step
+
+    def _schedule_ahead(self, flight: Flight) -> Step | None:
+        """The step after the one in flight, if it need not wait for that one's result."""
+        if flight.pending.token_ids is None or self._between:
+            return None
+        return self.scheduler.schedule_ahead(flight.step)
+
+    def _num_ahead(self, step: Step) -> int:
+        """How many steps may be in flight behind `step` before one of its works is sure to end."""
+        states = [work.data for work in step.draws]
+        if any(type(state) is not GenerationState for state in states):
+            return 0
+        return min(int(state.max_length - state.seq.length) for state in states) - 1
+
+    def _land(self, flight: Flight, behind: Flight | None) -> None:
+        """Wait for a step and take what it brought; `behind` was launched with its draws."""
         try:
-            result = self._runner.run(step, batch, num_top)
+            result = flight.pending.result()
         except Exception as error:
-            self._after_failed_step(step, error)
-            return True
+            self._flight = None
+            if behind is not None:
+                _wait_in_vain(behind)
+            self._after_failed_step(flight.step, error)
+            return
         with self.lock:
-            self._in_flight = False
+            self._in_flight = behind is not None
             try:
-                self._update(step, result)
+                self._update(flight.step, result, None if behind is None else behind.step)
             except BaseException as error:
                 self._die(error)
                 raise
-            self._answer_between()
+            if behind is None:
+                self._answer_between()
             self._flush_woken()
-        return True
+
+    def settle(self) -> None:
+        """Wait until nothing runs on the device, and drop what it brings; the engine is dead."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            _wait_in_vain(flight)
 
     def _note_scheduled(self, step: Step) -> None:
         now = time.monotonic()
@@ -413,7 +472,7 @@ class Engine:
             return state.params.prompt_logprobs
         return -1
 
-    def _update(self, step: Step, result: StepResult) -> None:
+    def _update(self, step: Step, result: StepResult, behind: Step | None) -> None:
         drawn = result.drawn
         if drawn is not None and drawn.bad.any():
             for index in np.flatnonzero(drawn.bad).tolist():
@@ -429,7 +488,9 @@ class Engine:
             self._finish_rankings(step, result.ranked)
         if drawn is not None:
             goes_on = self._append_drawn(step, drawn)
-            if goes_on and step.is_decode:
+            if behind is not None:
+                self.scheduler.learn(behind, step, drawn.token_ids)
+            elif goes_on and step.is_decode:
                 self.scheduler.lengthen_next(step, drawn.token_ids)
 
     def _append_drawn(self, step: Step, drawn: Any) -> bool:
@@ -755,3 +816,10 @@ class Engine:
     def check_invariants(self) -> None:
         """Recompute every law of the tree and the pool; AssertionError names a broken one."""
         self.tree.check_invariants(list(self.scheduler.sequences))
+
+
+def _wait_in_vain(flight: Flight) -> None:
+    try:
+        flight.pending.result()
+    except Exception:
+        logger.debug("a step that nobody waits for failed", exc_info=True)

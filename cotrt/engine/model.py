@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from cotrt.plan import KVShape, StepPlan, UInt8
 
 if TYPE_CHECKING:
     import torch
+
+    from cotrt.sampling.sampler import SampleKernel
 
 
 class StepModel(Protocol):
@@ -61,3 +63,47 @@ class StepModel(Protocol):
             blocks: no block twice.
             records: as `read_blocks` gives; not kept.
         """
+
+class HostCopy(Protocol):
+    """Tensors on their way to the host."""
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors on the host, once the device has come that far."""
+
+
+class AsynchronousModel(StepModel, Protocol):
+    """A model on a device that runs behind the host: its methods enqueue, in one order, and return.
+
+    The engine then schedules step k + 1 while step k runs (docs/pipeline.md). What it relies on:
+
+    - Everything that touches the KV (`run`, `copy_blocks`, reads and writes of records) takes
+      place in the order of the calls. A read of records waits for all that was enqueued before.
+    - Arrays of a plan and of a batch never change once they were given, so they may be read late.
+    - An error may come out of the call or out of ``HostCopy.wait``: either ends the requests of
+      the step, and of the one that was enqueued behind it.
+
+    Attributes:
+        is_asynchronous: True; models without the attribute run each step to its end.
+        sample: the backend's sampling kernel, with tensors of the device as results; token ids
+            are -1 in bad draws.
+    """
+
+    is_asynchronous: bool
+    sample: SampleKernel
+
+    def run(self, step: StepPlan, input_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """As ``StepModel.run``; the logits need to last only until the next run.
+
+        Args:
+            step: the rows. Its ``input_ids`` are all -1 where the argument stands in for them.
+            input_ids: int32 ``[T]`` on the device, what `sample` gave for the step before. A bad
+                draw's -1 stands for any token: its row is dropped.
+        """
+
+    def fetch(self, *tensors: torch.Tensor) -> HostCopy:
+        """Start to copy tensors to the host, at least one, in the order of the other calls."""
+
+
+def is_asynchronous(model: StepModel) -> TypeGuard[AsynchronousModel]:
+    """Whether `model` enqueues its steps."""
+    return bool(getattr(model, "is_asynchronous", False))

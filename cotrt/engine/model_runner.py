@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cotrt.engine.model import StepModel
+from cotrt.engine.model import AsynchronousModel, StepModel, is_asynchronous
 from cotrt.engine.ranking import Ranking, RankState, rank
 from cotrt.engine.state import GenerationState, TokenScores
 from cotrt.tree.step import Step
@@ -17,7 +18,7 @@ from cotrt.tree.step import Step
 if TYPE_CHECKING:
     import torch
 
-    from cotrt.sampling.sampler import SampleOutput, SamplingBatch
+    from cotrt.sampling.sampler import SampleKernel, SampleOutput, SamplingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,33 @@ class StepResult:
     scored: list[TokenScores | None]
     ranked: list[Ranking]
     row_errors: Mapping[int, Exception] = field(default_factory=dict)
+
+
+class Pending:
+    """A step that was launched.
+
+    Attributes:
+        is_done: `result` returns, or raises, at once.
+        token_ids: its draws on the device, int32 ``[S]``: the input of a step that only lengthens
+            it. None where the draws went by the host, or there are none.
+    """
+
+    __slots__ = ("_wait", "is_done", "token_ids")
+
+    def __init__(
+        self,
+        wait: Callable[[], StepResult],
+        *,
+        is_done: bool = True,
+        token_ids: torch.Tensor | None = None,
+    ) -> None:
+        self._wait = wait
+        self.is_done = is_done
+        self.token_ids = token_ids
+
+    def result(self) -> StepResult:
+        """What the step brought, waited for; raises what it raised. Call it once."""
+        return self._wait()
 
 
 class ModelRunner:
@@ -58,6 +86,7 @@ class ModelRunner:
             self._serial, self._ranked = 0, []
             return None
         if step.serial == self._serial and self._batch is not None:
+            self._batch = copy.copy(self._batch)  # a device may yet read the last one
             self._batch.positions = self._batch.positions + 1
             return self._batch
         from cotrt.sampling.sampler import SamplingBatch
@@ -82,21 +111,89 @@ class ModelRunner:
         )
         return self._batch
 
-    def run(self, step: Step, batch: SamplingBatch | None, num_top: list[int]) -> StepResult:
-        """Compute the step. Takes no lock and touches nothing that other threads see.
+    def launch(
+        self,
+        step: Step,
+        batch: SamplingBatch | None,
+        num_top: list[int],
+        before: Pending | None = None,
+    ) -> Pending:
+        """Start a step. Takes no lock and touches nothing that other threads see.
+
+        A model that runs synchronously has run when this returns. Nothing is raised here: what
+        goes wrong comes out of ``Pending.result``.
 
         Args:
             num_top: how many of the likeliest tokens each scored logit reports; -1 for none and
                 no rank.
+            before: the step in flight whose draws are this step's input.
         """
-        from cotrt.sampling.sampler import kernel_for, sample_batch
+        try:
+            if is_asynchronous(self._model):
+                return self._enqueue(self._model, step, batch, num_top, before)
+            result = self.run(step, batch, num_top)
+        except Exception as error:
+            return _failed(error)
+        return Pending(lambda: result)
+
+    def run(self, step: Step, batch: SamplingBatch | None, num_top: list[int]) -> StepResult:
+        """Compute the step to its end; the arguments are those of `launch`."""
+        from cotrt.sampling.sampler import kernel_for
 
         plan = step.plan
         if plan.copies:
             self._model.copy_blocks(plan.copies)
         logits = self._model.run(plan)
+        return self._finish(logits, step, batch, num_top, kernel_for(self._model.backend_name))
+
+    def _enqueue(
+        self,
+        model: AsynchronousModel,
+        step: Step,
+        batch: SamplingBatch | None,
+        num_top: list[int],
+        before: Pending | None,
+    ) -> Pending:
+        """Draw on the device where nothing but tokens and their logprobs is asked for."""
+        from cotrt.sampling.sampler import SampleOutput, sample_on_device, samples_on_device
+
+        plan = step.plan
+        if plan.copies:
+            model.copy_blocks(plan.copies)
+        logits = model.run(plan, None if before is None else before.token_ids)
+        if not step.draws and not step.scored:
+            copied = model.fetch(logits)  # of no rows: it says when the KV is there
+
+            def wait_for_kv() -> StepResult:
+                copied.wait()
+                return StepResult(None, [], [])
+
+            return Pending(wait_for_kv, is_done=False)
+        if batch is None or step.scored or self._ranked or not samples_on_device(batch):
+            result = self._finish(logits, step, batch, num_top, _to_host(model.sample))
+            return Pending(lambda: result)
+        drawn = sample_on_device(logits, batch, model.sample)
+        copies = model.fetch(*drawn)
+
+        def wait_for_draws() -> StepResult:
+            token_ids, logprobs, bad = (tensor.numpy() for tensor in copies.wait())
+            return StepResult(SampleOutput(token_ids, logprobs, bad), [], [])
+
+        return Pending(wait_for_draws, is_done=False, token_ids=drawn[0])
+
+    def _finish(
+        self,
+        logits: torch.Tensor,
+        step: Step,
+        batch: SamplingBatch | None,
+        num_top: list[int],
+        kernel: SampleKernel | None,
+    ) -> StepResult:
+        """Scores, draws and rankings, on the host when this returns."""
+        from cotrt.sampling.sampler import sample_batch
+
+        plan = step.plan
         scored = _score(logits, plan.scored_rows, plan.scored_tokens, num_top)
-        kernel = kernel_for(self._model.backend_name)
         drawn = None if batch is None else sample_batch(logits, batch, kernel)
         ranked: list[Ranking] = []
         if self._ranked:
@@ -104,6 +201,22 @@ class ModelRunner:
             ranked = rank(logits, plan.sample_rows[self._ranked], states)
         row_errors = getattr(self._model, "row_errors", {})
         return StepResult(drawn, scored, ranked, row_errors)
+
+
+def _failed(error: Exception) -> Pending:
+    def fail() -> StepResult:
+        raise error
+
+    return Pending(fail)
+
+
+def _to_host(kernel: SampleKernel) -> SampleKernel:
+    """A kernel with results on the device as one with numpy arrays."""
+
+    def sample(*arguments: Any, **options: Any) -> Any:
+        return tuple(result.cpu().numpy() for result in kernel(*arguments, **options))
+
+    return sample
 
 
 def _score(

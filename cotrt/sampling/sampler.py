@@ -89,7 +89,8 @@ class SampleKernel(Protocol):
         *,
         raw: torch.Tensor | None = None,
         raw_rows: npt.NDArray[np.int32] | None = None,
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.bool_]]: ...
+    ) -> tuple[Any, Any, Any]:
+        """Token ids int32 ``[D]``, logprobs float32 ``[D]``, bad bool ``[D]``: numpy or tensors."""
 
 
 def kernel_for(backend_name: str) -> SampleKernel | None:
@@ -141,6 +142,34 @@ def sample_batch(
     return output
 
 
+def samples_on_device(batch: SamplingBatch) -> bool:
+    """Whether the draws need nothing of the host: no processor, no top logprobs."""
+    return (
+        batch.processors is None
+        and not batch.processed_logprobs
+        and bool((batch.num_logprobs < 0).all())
+    )
+
+
+def sample_on_device(
+    logits: torch.Tensor, batch: SamplingBatch, kernel: SampleKernel
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `kernel` draws, left where it is.
+
+    Args:
+        batch: one that `samples_on_device`.
+
+    Returns:
+        As of the kernel: token ids, logprobs and bad rows.
+    """
+    low, high = row_keys(batch.seeds, batch.epochs, batch.positions)
+    ids, logprobs, bad = kernel(
+        logits, batch.sample_rows, batch.temperature, batch.top_k, batch.top_p, batch.min_p,
+        low, high, raw=logits, raw_rows=batch.sample_rows,
+    )  # fmt: skip
+    return ids, logprobs, bad
+
+
 def _sample_natively(
     logits: torch.Tensor, batch: SamplingBatch, kernel: SampleKernel
 ) -> SampleOutput:
@@ -164,7 +193,8 @@ def _sample_natively(
     if not changed.all():
         draw(logits, batch.sample_rows[~changed], logits, ~changed)
     if changed.any():
-        source = logits[torch.from_numpy(batch.sample_rows[changed].astype(np.int64))]
+        changed_rows = torch.from_numpy(batch.sample_rows[changed].astype(np.int64))
+        source = logits[changed_rows.to(logits.device)]
         processed = _processed(source, [p for p in processors if p is not None])
         draw(processed, np.arange(len(source), dtype=np.int32), source, changed)
         # A row whose NaN is masked out is bad as well.
@@ -172,8 +202,8 @@ def _sample_natively(
         output.token_ids[output.bad] = -1
     asked = ((batch.num_logprobs >= 0) & ~output.bad).nonzero()[0]
     if len(asked):
-        at = torch.from_numpy(batch.sample_rows[asked].astype(np.int64))
-        ids = torch.from_numpy(output.token_ids[asked].astype(np.int64))
+        at = torch.from_numpy(batch.sample_rows[asked].astype(np.int64)).to(logits.device)
+        ids = torch.from_numpy(output.token_ids[asked].astype(np.int64)).to(logits.device)
         _, top = token_logprobs(logits, at, ids, batch.num_logprobs[asked])
         output.top = {int(asked[i]): entry for i, entry in top.items()}
     return output

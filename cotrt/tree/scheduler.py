@@ -130,7 +130,8 @@ class Scheduler:
         last, self._last = self._last, None
         if last is not None:
             if self.tree.version == self._version:
-                step = self._lengthen(last)
+                assert last.next_ids is not None
+                step = self._lengthen(last, last.next_ids)
                 if step is not None:
                     return step
             for entry, value in zip(last.entries, last.hashes.tolist(), strict=False):
@@ -316,8 +317,40 @@ class Scheduler:
 
     # ---- steps that only lengthen the last ----------------------------------------------------
 
-    def _lengthen(self, last: Step) -> Step | None:
-        """Each row of `last` one token further, in a few array operations; None if it cannot."""
+    def schedule_ahead(self, step: Step) -> Step | None:
+        """The step after `step`, which is in flight: the input is what that one draws.
+
+        Its ``input_ids`` are -1 and its hashes missing until `learn` has them.
+
+        Returns:
+            None where that step has to wait for the result of `step`.
+        """
+        if step.num_ahead < 1 or not step.is_decode or self.tree.version != self._version:
+            return None
+        return self._lengthen(step, None)
+
+    def learn(self, step: Step, before: Step, token_ids: npt.NDArray[np.int32]) -> None:
+        """The input of `step`, scheduled ahead, is known: the draws of `before` ``[T]``.
+
+        Call it when `before` is committed and the works that it ended are removed: what `step`
+        computes for those is dropped.
+        """
+        over = [entry.work.state is not WorkState.RUNNING for entry in step.entries]
+        if any(over):
+            step.dropped = np.array(over)
+        step.hashes = self._next_hashes(before, step.plan.positions, token_ids)
+
+    def _next_hashes(
+        self, last: Step, positions: npt.NDArray[np.int32], ids: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.uint64]:
+        return last.hashes + token_hashes(positions.astype(np.int64), ids.astype(np.int64))
+
+    def _lengthen(self, last: Step, input_ids: npt.NDArray[np.int32] | None) -> Step | None:
+        """Each row of `last` one token further, in a few array operations; None if it cannot.
+
+        Args:
+            input_ids: ``[T]``; None where `last` is in flight, and then not committed yet.
+        """
         tree, plan, size = self.tree, last.plan, self.tree.block_size
         positions = plan.positions + 1
         slots = plan.slot_mapping + 1
@@ -327,7 +360,9 @@ class Scheduler:
         new_blocks = []
         for row in starts.tolist():
             seq = last.entries[row].work.seq
-            assert not seq.private, "a sealed tail leaves no private block"
+            assert seq.node.end + len(seq.private) * size == positions[row], (
+                "the tail is full, or sealed and gone, before a block begins"
+            )
             block = tree.allocate()
             seq.private.append(block)
             slots[row] = block * size
@@ -337,9 +372,10 @@ class Scheduler:
             for row, _ in new_blocks:
                 tree.trim(last.entries[row].work.seq)
             return None
-        input_ids = last.next_ids
-        assert input_ids is not None
-        hashes = last.hashes + token_hashes(positions.astype(np.int64), input_ids.astype(np.int64))
+        if input_ids is None:
+            hashes, input_ids = last.hashes[:0], np.full(len(positions), -1, np.int32)
+        else:
+            hashes = self._next_hashes(last, positions, input_ids)
         return Step(
             plan=StepPlan(
                 input_ids=input_ids,
@@ -355,13 +391,16 @@ class Scheduler:
             is_decode=True,
             serial=last.serial,
             hashes=hashes,
-            sampled=np.ones(len(hashes), np.bool_),
+            sampled=np.ones(len(positions), np.bool_),
+            num_ahead=max(-1, last.num_ahead - 1),
         )
 
     # ---- update -------------------------------------------------------------------------------
 
     def commit(self, step: Step) -> None:
         """The model has run `step`: what it computed becomes visible to everybody."""
+        if step.dropped is not None and step.dropped.all():
+            return  # without running ahead it would not have been
         self.counters.steps += 1
         self.limit.note_success()
         self._uncounted.append(step)
@@ -432,7 +471,7 @@ class Scheduler:
         steps, self._uncounted = self._uncounted, []
         if not steps:
             return
-        new = np.concatenate([step.plan.slot_mapping >= 0 for step in steps])
+        new = np.concatenate([step.counted for step in steps])
         sampled = np.concatenate([step.sampled for step in steps])[new]
         first = self._seen.add(np.concatenate([step.hashes for step in steps])[new])
         self.counters.prompt_tokens_computed += int((first & ~sampled).sum())

@@ -46,6 +46,10 @@ class Step:
         started: works that were waiting before it was scheduled.
         wanted: ``(work, logits_from)`` from before it was scheduled, where it changed.
         next_ids: ``[T]`` what a decode step drew, row by row, once it is known that all go on.
+        num_ahead: how many steps may be scheduled behind this one before its draws are known;
+            -1 until somebody says so.
+        dropped: ``[T]`` rows that were computed ahead for works that had ended by then; None
+            where there are none. Nothing counts them.
     """
 
     plan: StepPlan
@@ -60,6 +64,14 @@ class Step:
     next_ids: npt.NDArray[np.int32] | None = None
     started: list[Work] = field(default_factory=list)
     wanted: list[tuple[Work, int]] = field(default_factory=list)
+    num_ahead: int = -1
+    dropped: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def counted(self) -> npt.NDArray[np.bool_]:
+        """``[T]`` rows that brought KV which was not there."""
+        new = self.plan.slot_mapping >= 0
+        return new if self.dropped is None else new & ~self.dropped
 
     def works(self) -> list[Work]:
         """Every work that something in this step is for, each once."""
