@@ -476,4 +476,5 @@ class Scheduler:
         first = self._seen.add(np.concatenate([step.hashes for step in steps])[new])
         self.counters.prompt_tokens_computed += int((first & ~sampled).sum())
         self.counters.generated_tokens_computed += int((first & sampled).sum())
-        self.counters.recomputed_tokens += len(new) - int(first.sum())
+        dropped = sum(int(step.dropped.sum()) for step in steps if step.dropped is not None)
+        self.counters.recomputed_tokens += len(new) - dropped - int(first.sum())

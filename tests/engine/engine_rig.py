@@ -258,26 +258,36 @@ class Rig:
         self.check_memory()
         if not isinstance(self.model, LoggedModel):
             return
-        kv = self.model._kv
         for node in self.tree.nodes():
             for block, key in zip(node.blocks, node.keys):
-                assert tuple(kv[block].tolist()) == key, f"sealed block {block} has changed"
+                assert tuple(self._content(block)) == key, f"sealed block {block} has changed"
         for seq in self.scheduler.sequences:
             if seq.private_len:
-                tail = kv[seq.private[0]][: seq.private_len].tolist()
+                tail = self._content(seq.private[0])[: seq.private_len]
                 assert tail == seq.ids(seq.node.end, seq.num_computed), f"tail of {seq.id}"
             if not self.engine._in_flight and seq.work is None:
                 assert len(seq.private) <= 1
         self.check_counts()
 
+    def _content(self, block: int) -> list[int]:
+        return self.model._kv[block].tolist()
+
     def check_memory(self) -> None:
-        """What is empty of the slots in use is the rest of each tail, and no more."""
+        """What is empty of the slots in use is the rest of each tail, and no more.
+
+        While a step is in flight, a block that it begins is empty altogether.
+        """
         memory = memory_stats(self.engine)
         assert memory.free + memory.in_use + memory.cached == memory.total
         owned = {b for node in self.tree.nodes() if node.num_live for b in node.blocks}
         tails = {b for seq in self.scheduler.sequences for b in seq.private} - owned
         empty = memory.in_use * memory.block_size - memory.tokens_stored
-        assert 0 <= empty <= len(tails) * (memory.block_size - 1)
+        begun = sum(
+            len(seq.private) - -(-seq.private_len // memory.block_size)
+            for seq in self.scheduler.sequences
+        )
+        assert not begun or self.engine._in_flight
+        assert 0 <= empty <= len(tails) * (memory.block_size - 1) + begun
 
     def check_counts(self) -> None:
         """Every computed row is a first computation or counted as computed again."""

@@ -125,7 +125,8 @@ class TreeProgram(RuleBasedStateMachine):
         ids: list[int],
     ) -> None:
         self.capacity = num_blocks * block_size
-        self.rig = Rig(
+        self.rig = self._new_rig(
+            ids,
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
@@ -135,6 +136,9 @@ class TreeProgram(RuleBasedStateMachine):
         )
         self.rig.scheduler._max_scored_rows = scored
         self._root(ids)
+
+    def _new_rig(self, ids: list[int], **options: Any) -> Rig:
+        return Rig(**options)
 
     # ---- verbs --------------------------------------------------------------------------------
 
