@@ -146,6 +146,7 @@ class LateModel(LoggedModel):
         device: its queue.
         fails_late: `fail` comes out of the device and not out of the launch.
         num_ahead: steps launched before the draws they take as input were read.
+        num_failed_ahead: of these, how many were made to fail.
         runs: by the id of its plan, each step; the plan is held, so the id stays its own.
         free_blocks: gives the blocks that are free now.
     """
@@ -157,6 +158,7 @@ class LateModel(LoggedModel):
         self.device = LateDevice(pace)
         self.fails_late = False
         self.num_ahead = 0
+        self.num_failed_ahead = 0
         self.runs: dict[int, Run] = {}
         self.free_blocks: Callable[[], list[int]] = list
         self.expected_of: Callable[[StepPlan, bool], list[list[int]] | None] = lambda *_: None
@@ -168,6 +170,7 @@ class LateModel(LoggedModel):
 
     def run(self, step: StepPlan, input_ids: Any = None) -> Any:
         error, self.fail = self.fail, None
+        self.num_failed_ahead += error is not None and input_ids is not None
         if error is not None and not self.fails_late:
             raise error
         before = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+from collections.abc import Callable
 from typing import Any
 
 from engine_rig import Rig
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from late_device import LateRig, random_pace
-from tree_program import Running, TreeProgram, numbers
+from tree_program import PARAMS, Running, Shadow, TreeProgram, numbers, token_lists
 
 from cotrt.params import SamplingParams
 
@@ -31,6 +32,14 @@ class LateProgram(TreeProgram):
     def _new_rig(self, ids: list[int], **options: Any) -> Rig:
         return LateRig(pace=random_pace(sum(ids)), **options)
 
+    def _do(self, when: int, verb: Callable[[], None]) -> None:
+        """Mostly once the engine has come to run ahead, if it does in some steps."""
+        if when % 3 and not self.rig.model.in_flight:
+            for _ in range(2 + when % 5):
+                if self.rig.ahead is None and self.rig.engine.has_work:
+                    self._step()
+        super()._do(when, verb)
+
     def _generate(self, pick: int, params: SamplingParams) -> None:
         super()._generate(pick, _plain(params, pick))
 
@@ -44,16 +53,9 @@ class LateProgram(TreeProgram):
             self.rig._shared.update(seq.private[:1] if seq.private_len else [])
         super()._fork(pick, n, at)
 
-    def _truncate(self, pick: int, at: int, same: bool) -> None:
-        totals["truncate"] += self._writes(pick)
-        super()._truncate(pick, at, same)
-
-    def _extend(self, pick: int, ids: list[int]) -> None:
-        totals["extend"] += self._writes(pick)
-        super()._extend(pick, ids)
-
     def _prune(self, pick: int) -> None:
-        totals["prune"] += self._writes(pick)
+        seq = self._seq(pick)
+        totals["prune"] += seq is not None and self.rig.is_ahead(seq)
         super()._prune(pick)
 
     def _cancel(self, pick: int) -> None:
@@ -66,10 +68,32 @@ class LateProgram(TreeProgram):
         owner = self._pick(pick)
         return None if owner is None or owner.branch is None else owner.branch._seq
 
-    def _writes(self, pick: int) -> bool:
-        """The branch has a row in a step that runs ahead, wanted or not."""
-        seq = self._seq(pick)
-        return seq is not None and self.rig.is_ahead(seq)
+    def _pick(self, number: int) -> Shadow | None:
+        """Mostly a branch with a row in the step that runs ahead."""
+        held = self._held()
+        ahead = [s for s in held if s.branch is not None and self.rig.is_ahead(s.branch._seq)]
+        if ahead and number % 4:
+            return ahead[number % len(ahead)]
+        return held[number % len(held)] if held else None
+
+    @rule(when=numbers, pick=numbers, at=numbers, ids=token_lists)
+    def go_on_otherwise(self, when: int, pick: int, at: int, ids: list[int]) -> None:
+        """Cancel, truncate, extend and generate at once, while the branch is being written."""
+
+        def verb() -> None:
+            owner, seq = self._pick(pick), self._seq(pick)
+            if owner is None or owner.busy is None or owner.busy.kind != "generate":
+                return
+            totals["go on otherwise"] += self.rig.is_ahead(seq)
+            run = owner.busy
+            run.cancelled = True
+            run.handle.cancel()
+            self._look()
+            self._truncate(pick, max(0, len(owner.ids) - at % 9), False)
+            self._extend(pick, ids)
+            self._generate(pick, PARAMS[at % len(PARAMS)])
+
+        self._do(when, verb)
 
     @rule(late=st.booleans())
     def step_fails(self, late: bool = False) -> None:
@@ -78,7 +102,6 @@ class LateProgram(TreeProgram):
             return
         self.rig.model.fail, self.rig.model.fails_late = RuntimeError("made to fail"), late
         self._step()
-        totals["fail ahead"] += self.rig.ahead is not None and self.rig.model.fail is None
         self.rig.model.fail = None
         self._step()
 
@@ -97,6 +120,7 @@ class LateProgram(TreeProgram):
         super().teardown()
         if hasattr(self, "rig"):
             totals.update(self.rig.fences)
+            totals["fail ahead"] += self.rig.model.num_failed_ahead
             totals["ahead"] += self.rig.model.num_ahead
             totals["steps"] += self.rig.metrics["steps"]
 
@@ -125,7 +149,7 @@ def test_branches_of_random_programs_on_a_late_device_go_on_as_from_scratch() ->
     print(dict(totals))
     assert totals["ahead"] > totals["steps"] // 5
     for fence in (
-        "fork", "prune", "cancel", "truncate", "extend", "copy", "free", "reuse", "dropped",
+        "fork", "prune", "cancel", "go on otherwise", "copy", "free", "reuse", "dropped",
         "all dropped", "between", "fail ahead",
     ):  # fmt: skip
         assert totals[fence], f"no program came to the fence of {fence!r}"
