@@ -64,6 +64,7 @@ class StepModel(Protocol):
             records: as `read_blocks` gives; not kept.
         """
 
+
 class HostCopy(Protocol):
     """Tensors on their way to the host."""
 
