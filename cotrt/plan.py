@@ -95,6 +95,10 @@ class AttentionPlan:
         group_causal: ``[G]`` 1 where a row sees positions up to its own only, 0 where all.
         row_partials: ``[...]`` partial slots, row after row, root to leaf; -1 for a lone group.
         row_partial_offsets: ``[T + 1]`` where each row begins in ``row_partials``.
+        chunk_tokens: 0, or in a deterministic plan 256: a group begins at a multiple of it, and
+            only one that begins at 0 is longer. Every chunk then has a result of its own, and a
+            row's are added up from root to leaf, within a group and in the merge alike, so that
+            a row's bits depend on the keys that it sees and on nothing else.
     """
 
     block_size: int
@@ -108,6 +112,7 @@ class AttentionPlan:
     group_causal: Int32
     row_partials: Int32
     row_partial_offsets: Int32
+    chunk_tokens: int = 0
 
     @property
     def num_groups(self) -> int:

@@ -30,6 +30,7 @@ class NativeDecoder(CpuDecoder):
         dtype: torch.dtype,
         quantization: str | None = None,
         max_model_len: int | None = None,
+        deterministic: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Pack the weights of a source that passed ``check_tensors``.
@@ -40,6 +41,7 @@ class NativeDecoder(CpuDecoder):
             dtype: of weights and KV; float16 is computed and stored in float32.
             quantization: None or "int8".
             max_model_len: where it differs from the config's.
+            deterministic: logits do not depend on the batch.
             progress: called with the number of layers done.
         """
         super().__init__(
@@ -50,6 +52,7 @@ class NativeDecoder(CpuDecoder):
             dtype=dtype,
             quantization=quantization,
             max_model_len=max_model_len,
+            deterministic=deterministic,
             progress=None if progress is None else lambda done, total: progress(done),
         )
         self.plan_options: Mapping[str, int] = plan_options(

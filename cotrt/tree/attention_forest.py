@@ -7,8 +7,8 @@ blocks, and the nodes that it alone stands on), perhaps of length 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -158,6 +158,24 @@ def build_forest(leaves: Sequence[PlanLeaf], block_size: int) -> Forest:
         positions=positions,
         level_offsets=level_offsets,
     )
+
+
+def in_whole_chunks(forest: Forest, chunk_tokens: int) -> Forest:
+    """The forest with every shared run cut back to whole chunks, counted from position 0.
+
+    What a run loses begins the runs below it: a chunk is shared where all of it is.
+    """
+    end = forest.start + forest.length
+    end = np.where(forest.leaf >= 0, end, end // chunk_tokens * chunk_tokens)
+    start = np.where(forest.parent >= 0, end[forest.parent], 0)
+    return replace(forest, start=start, length=end - start)
+
+
+def nodes_up(forest: Forest, parent: Sequence[int], run: int) -> Iterator[PlanNode]:
+    """The nodes of a run and of those above it, from the bottom; ``parent`` is the forest's."""
+    while run >= 0:
+        yield from reversed(forest.chains[run])
+        run = parent[run]
 
 
 def _end(node: PlanNode, block_size: int) -> int:

@@ -13,6 +13,9 @@ numbers a run:
                               (ancestors(v, j) + length) * kv + overhead
                               + sum over c of min(cost(c, j + 1), cost(c, 0) + partial * rows(c)))
 
+In a deterministic plan a group that does not begin at position 0 is cut into chunks, and a row has
+a partial of each: ``partial`` is then multiplied by ``pieces(v, j)``, their number, 1 where j = k.
+
 A leaf with no token of its own has no group below the one that ends at its parent: there it costs
 [j < k] * partial * rows only.
 """
@@ -55,19 +58,22 @@ def plain_choice(forest: Forest) -> Choice:
     return Choice(merged, np.zeros(len(merged), np.bool_), forest.leaf >= 0)
 
 
-def choose_groups(forest: Forest, costs: PlanCosts, *, merges_anyway: bool = False) -> Choice:
+def choose_groups(
+    forest: Forest, costs: PlanCosts, *, merges_anyway: bool = False, chunk_tokens: int = 0
+) -> Choice:
     """The choice of least cost; the plain one where that does not pay for there being a merge.
 
     Args:
         forest: what is scheduled.
         costs: the backend's constants.
         merges_anyway: the plain plan has a merge too, as it is split along KV.
+        chunk_tokens: of a deterministic plan, whose forest is `in_whole_chunks`; else 0.
     """
     num_levels = len(forest.level_offsets) - 1
     plain = plain_choice(forest)
     if num_levels == 1:
         return plain
-    splits, shared_cost = _solve(forest, costs)
+    splits, shared_cost = _solve(forest, costs, chunk_tokens)
     own = forest.leaf >= 0
     path_len = (forest.start + forest.length)[own]
     plain_cost = int(path_len.sum()) * costs.kv_bytes_per_token
@@ -91,7 +97,7 @@ def choose_groups(forest: Forest, costs: PlanCosts, *, merges_anyway: bool = Fal
     return Choice(merged, split, is_end)
 
 
-def _solve(forest: Forest, costs: PlanCosts) -> tuple[list[Bools], int]:
+def _solve(forest: Forest, costs: PlanCosts, chunk_tokens: int) -> tuple[list[Bools], int]:
     """Bottom up: ``splits[k][c, j]``, run c of level k + 1 below a parent in state j; the cost."""
     offsets = forest.level_offsets
     num_levels = len(offsets) - 1
@@ -114,23 +120,26 @@ def _solve(forest: Forest, costs: PlanCosts) -> tuple[list[Bools], int]:
         cost = reach[depth] * kv + costs.group_overhead_bytes
         inner = np.flatnonzero(~own[low:high])
         group = np.where(reach[depth][inner] > 0, cost[inner], _NEVER)
-        cost[:, :depth] += (forest.num_rows[low:high] * partial)[:, None]
+        pieces = np.ones_like(cost)
+        if chunk_tokens:
+            pieces[:, :depth] = np.maximum(-(-reach[depth][:, :depth] // chunk_tokens), 1)
+        cost[:, :depth] += (forest.num_rows[low:high] * partial)[:, None] * pieces[:, :depth]
         if len(inner):
             child_low, child_high = offsets[depth + 1], offsets[depth + 2]
             heads = forest.first_child[low + inner] - child_low
-            partials = forest.num_rows[child_low:child_high] * partial
+            num_children = np.diff(heads, append=len(below))
+            partials = (forest.num_rows[child_low:child_high] * partial)[:, None]
+            partials = partials * np.repeat(pieces[inner], num_children, axis=0)
             merge = below[:, 1:]
-            split = np.broadcast_to((below[:, 0] + partials)[:, None], merge.shape)
+            split = below[:, :1] + partials
             bare = own[child_low:child_high] & (forest.length[child_low:child_high] == 0)
             if bare.any():
-                split = split.copy()
-                split[bare] = partials[bare, None]
+                split[bare] = partials[bare]
                 split[bare, depth] = 0  # in no other group: written straight to the output
             all_merge = np.add.reduceat(merge, heads, axis=0)
             with_group = group + np.add.reduceat(np.minimum(merge, split), heads, axis=0)
             has_group = with_group < all_merge
             cost[inner] = np.where(has_group, with_group, all_merge)
-            num_children = np.diff(heads, append=len(below))
             splits[depth] = np.repeat(has_group, num_children, axis=0) & (split < merge)
         below = cost
     return splits, int(below.sum())

@@ -9,6 +9,10 @@ step in which every leaf only grew by one token: the same structure, longer.
     leaf  [5]   [9]   [2]                   groups 1, 2, 3: one block and one row each
 
     row_partials: row 0 -> slots 0, 3; row 1 -> slots 1, 4; row 2 -> slots 2, 5
+
+In a deterministic plan (`AttentionPlan.chunk_tokens`) runs are shared by whole chunks only, and
+what is split is split into chunks. Which groups there are is still a matter of cost alone: a row's
+chunks are the same, and added up in the same order, in one group and in several.
 """
 
 from __future__ import annotations
@@ -21,7 +25,15 @@ import numpy.typing as npt
 
 from cotrt.plan import AttentionPlan, Int32, Int64
 from cotrt.tree.attention_costs import PlanCosts, modelled_bytes, modelled_cost, roofline_us
-from cotrt.tree.attention_forest import Forest, PlanLeaf, PlanNode, build_forest, ranges
+from cotrt.tree.attention_forest import (
+    Forest,
+    PlanLeaf,
+    PlanNode,
+    build_forest,
+    in_whole_chunks,
+    nodes_up,
+    ranges,
+)
 from cotrt.tree.attention_groups import Choice, choose_groups
 
 __all__ = [
@@ -67,24 +79,37 @@ class AttentionPlanner:
         costs: what a group, a token and a partial cost.
         spare_blocks: entries kept free at the end of each leaf's run, so that ``advance`` works
             for ``spare_blocks * block_size`` tokens or more before ``plan`` is needed again.
+        chunk_tokens: 0, or 256 for deterministic plans.
     """
 
-    def __init__(self, block_size: int, costs: PlanCosts, *, spare_blocks: int = 8) -> None:
+    def __init__(
+        self, block_size: int, costs: PlanCosts, *, spare_blocks: int = 8, chunk_tokens: int = 0
+    ) -> None:
         assert block_size > 0 and spare_blocks >= 0
+        assert chunk_tokens % block_size == 0, "a chunk is whole blocks"
         self._block_size = block_size
         self._costs = costs
         self._spare_blocks = spare_blocks
+        self._chunk_tokens = chunk_tokens
         self._growth: _Growth | None = None
 
     def plan(self, leaves: Sequence[PlanLeaf]) -> AttentionPlan:
         """The work list for these leaves; rows of leaf i come after those of leaf i - 1."""
         self._growth = None
         if not leaves:
-            return _empty_plan(self._block_size)
+            return _empty_plan(self._block_size, self._chunk_tokens)
         forest = build_forest(leaves, self._block_size)
+        if self._chunk_tokens:
+            forest = in_whole_chunks(forest, self._chunk_tokens)
         own = forest.leaf >= 0
-        pieces, _ = self._pieces((forest.start + forest.length)[own], forest.num_rows[own])
-        choice = choose_groups(forest, self._costs, merges_anyway=bool(pieces.max() > 1))
+        path_len = (forest.start + forest.length)[own]
+        pieces, _ = self._pieces(np.zeros_like(path_len), path_len, forest.num_rows[own])
+        choice = choose_groups(
+            forest,
+            self._costs,
+            merges_anyway=bool(pieces.max() > 1),
+            chunk_tokens=self._chunk_tokens,
+        )
         can_advance = len(forest.positions) == len(leaves)
         runs = self._lay_out(leaves, forest, choice, self._spare_blocks if can_advance else 0)
         plan, last_group = self._split(runs, forest.positions)
@@ -101,13 +126,18 @@ class AttentionPlanner:
 
         Returns:
             A plan of its own arrays where they differ; or None where the last plan cannot grow
-            (a leaf had several rows or no token of its own, or its spare entries are used up):
-            then plan afresh.
+            (a leaf had several rows or no token of its own, its spare entries are used up, or its
+            last group is a chunk and full): then plan afresh.
         """
         growth = self._growth
         if growth is None:
             return None
         last = growth.plan
+        if self._chunk_tokens:
+            is_full = last.group_len[growth.leaf_group] == self._chunk_tokens
+            if (is_full & (last.group_start[growth.leaf_group] > 0)).any():
+                self._growth = None
+                return None
         group_blocks = last.group_blocks
         if len(new_blocks):
             pairs = np.array(new_blocks, np.int64)
@@ -137,6 +167,7 @@ class AttentionPlanner:
             group_causal=last.group_causal,
             row_partials=last.row_partials,
             row_partial_offsets=last.row_partial_offsets,
+            chunk_tokens=last.chunk_tokens,
         )
         return growth.plan
 
@@ -149,8 +180,7 @@ class AttentionPlanner:
         begin: list[int] = []
         end: list[int] = []
         spare_entries = [0] * spare
-        chains = forest.chains
-        parent = forest.parent.tolist()
+        parent, starts = forest.parent.tolist(), forest.start.tolist()
         merged, owner = choice.merged[ends].tolist(), forest.leaf[ends].tolist()
         first: list[int] = []  # topmost run of each group
         for run, num_merged, leaf in zip(ends.tolist(), merged, owner, strict=True):
@@ -159,9 +189,15 @@ class AttentionPlanner:
             for _ in range(num_merged):
                 above.append(parent[above[-1]])
             first.append(above[-1])
-            for each in reversed(above):
-                for node in chains[each]:
-                    blocks.extend(node.blocks)
+            # In whole chunks a group may begin inside a run above its topmost.
+            parts: list[Sequence[int]] = []
+            for node in nodes_up(forest, parent, run):
+                skip = (starts[above[-1]] - node.start) // self._block_size
+                if skip >= len(node.blocks):
+                    break
+                parts.append(node.blocks[skip:] if skip > 0 else node.blocks)
+            for part in reversed(parts):
+                blocks.extend(part)
             if leaf >= 0:
                 blocks.extend(leaves[leaf].private_blocks)
             end.append(len(blocks))
@@ -197,7 +233,7 @@ class AttentionPlanner:
 
     def _split(self, runs: _Runs, positions: Int64) -> tuple[AttentionPlan, Int64]:
         """Split long runs along KV, order the merge; the plan and each run's last group."""
-        pieces, piece_len = self._pieces(runs.length, runs.row_count)
+        pieces, piece_len = self._pieces(runs.start, runs.length, runs.row_count)
         last_group = np.cumsum(pieces) - 1
         run = np.repeat(np.arange(len(pieces)), pieces)
         offset = (np.arange(len(run)) - (last_group - pieces + 1)[run]) * piece_len[run]
@@ -239,10 +275,11 @@ class AttentionPlanner:
             row_partial_offsets=_int32(
                 np.concatenate((np.zeros(1, np.int64), np.cumsum(partial_count)))
             ),
+            chunk_tokens=self._chunk_tokens,
         )
         return plan, last_group
 
-    def _pieces(self, length: Int64, row_count: Int64) -> tuple[Int64, Int64]:
+    def _pieces(self, start: Int64, length: Int64, row_count: Int64) -> tuple[Int64, Int64]:
         """How many pieces each run is split into, and the tokens of a piece (whole blocks).
 
         A piece costs each of its rows a partial, so a run is never split so far that partials
@@ -254,6 +291,8 @@ class AttentionPlanner:
             balanced = -(-int(length.sum()) // costs.parallel_groups)
             balanced = max(balanced, costs.min_group_tokens)
             limit = balanced if limit is None else min(limit, balanced)
+        if self._chunk_tokens:
+            return self._chunks(start, length, row_count, limit)
         if limit is None or (len(length) and int(length.max()) <= limit):
             return np.ones(len(length), np.int64), np.maximum(length, 1)
         fair = -(-row_count * costs.partial_bytes_per_row // costs.kv_bytes_per_token)
@@ -261,6 +300,18 @@ class AttentionPlanner:
         piece_len = -(-length // (pieces * block_size)) * block_size
         piece_len = np.maximum(piece_len, 1)
         return np.maximum(-(-length // piece_len), 1), piece_len
+
+    def _chunks(
+        self, start: Int64, length: Int64, row_count: Int64, limit: int | None
+    ) -> tuple[Int64, Int64]:
+        """`_pieces` of a deterministic plan: chunks, but for runs from 0 that need no split."""
+        costs, chunk = self._costs, self._chunk_tokens
+        cut = start > 0
+        if limit is not None:
+            pays = row_count * costs.partial_bytes_per_row <= chunk * costs.kv_bytes_per_token
+            cut |= (length > limit) & pays
+        pieces = np.where(cut, np.maximum(-(-length // chunk), 1), 1)
+        return pieces, np.where(cut, chunk, np.maximum(length, 1))
 
     def _remember(
         self, plan: AttentionPlan, runs: _Runs, last_group: Int64, num_leaves: int
@@ -280,6 +331,8 @@ def _int32(values: npt.NDArray[np.integer]) -> Int32:
     return values.astype(np.int32)
 
 
-def _empty_plan(block_size: int) -> AttentionPlan:
+def _empty_plan(block_size: int, chunk_tokens: int) -> AttentionPlan:
     none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
-    return AttentionPlan(block_size, none, none, zero, none, none, none, zero, none, none, zero)
+    return AttentionPlan(
+        block_size, none, none, zero, none, none, none, zero, none, none, zero, chunk_tokens
+    )

@@ -105,6 +105,7 @@ class CpuDecoder:
         dtype: torch.dtype,
         quantization: str | None = None,
         max_model_len: int | None = None,
+        deterministic: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Pack the weights.
@@ -118,6 +119,8 @@ class CpuDecoder:
             dtype: of weights and KV: bfloat16, float32, or float16, which becomes float32.
             quantization: None or "int8": one scale an output channel, activations in bfloat16.
             max_model_len: where lower than the config's.
+            deterministic: a row's logits do not depend on the step that it is computed in; its
+                attention plans must have fixed chunks.
             progress: called with (layers done, layers in all).
 
         Raises:
@@ -164,6 +167,7 @@ class CpuDecoder:
             rot_dim=2 * self._cos.shape[1],
             rms_norm_eps=config.rms_norm_eps,
             dtype=dtype_of(torch.empty(0, dtype=self.dtype)),
+            **({"fixed_order": True} if deterministic else {}),
         )
         outer, layers = table
         for index, layer in enumerate(layers):

@@ -34,6 +34,7 @@ class PackedWeight:
         dtype: torch.dtype,
         biases: Sequence[Tensor] | None = None,
         interleave: bool = False,
+        fixed_order: bool = False,
     ) -> None:
         """Pack ``sources`` one under the other.
 
@@ -42,12 +43,14 @@ class PackedWeight:
             dtype: float32 or bfloat16 to round to, or int8: one scale a row, symmetric.
             biases: ``[rows]`` each, or None.
             interleave: two sources, gate and up, for `silu_mul`.
+            fixed_order: a row's bits do not depend on the other rows of a call.
         """
         self.n, self.k = sum(len(s) for s in sources), int(sources[0].shape[1])
         native_dtype = dtype_of(torch.empty(0, dtype=dtype))
         self.native: Any = module().PackedLinear(self.n, self.k, native_dtype, interleave)
         self.dtype = dtype
         self.interleave = interleave
+        self.fixed_order = fixed_order
         row = 0
         for index, source in enumerate(sources):
             source = source.detach().contiguous()
@@ -93,6 +96,6 @@ class PackedWeight:
             self.native.run(
                 x.data_ptr(), x.stride(0) * x.itemsize, len(x), out.data_ptr(),
                 out.stride(0) * out.itemsize, dtype_of(out),
-                getattr(module().Epilogue, epilogue),
+                getattr(module().Epilogue, epilogue), *((True,) if self.fixed_order else ()),
             )  # fmt: skip
         return out

@@ -27,6 +27,7 @@ def prepare_plan(plan: AttentionPlan, device: str | torch.device = "cpu") -> Any
         plan.group_causal,
         plan.row_partials,
         plan.row_partial_offsets,
+        *((plan.chunk_tokens,) if plan.chunk_tokens else ()),
     )
 
 

@@ -4,6 +4,19 @@
 // output while the chunk's K and V lie in the nearest caches; then the next tile of rows takes the
 // same chunk. Scores are kept times scale * log2(e), so that 2^x serves for e^x.
 
+// Adds a later chunk's output, largest score and sum of weights to those of all chunks before it.
+static inline void add_chunk(float* o, float* top, float* sum, const float* chunk_o,
+                             float chunk_top, float chunk_sum, int d) {
+  const float now = chunk_top > *top ? chunk_top : *top;
+  const F before = exp2(set1(*top - now)), here = exp2(set1(chunk_top - now));
+  for (int i = 0; i < d; i += kLanes)
+    store(o + i, fma(load(chunk_o + i), here, mul(load(o + i), before)));
+  alignas(64) float total[kLanes];
+  store(total, fma(set1(chunk_sum), here, mul(set1(*sum), before)));
+  *sum = total[0];
+  *top = now;
+}
+
 template <class T>
 static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
                                 const AttentionJob* next, char* scratch) {
@@ -45,6 +58,8 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
                     : Prefetcher(a, blocks, job.kv_head, 0, 0);
     const int calls = tiles.count * ceil_div(chunk_len, 2 * kLanes);
     const int lines_per_call = max_int(4, ceil_div(prefetch.lines, calls));
+    // The first chunk's result is where the later ones are added to.
+    const bool apart = a.fixed_chunks && c0 > 0;
     for (int t = 0; t < tiles.count; ++t) {
       const int s0 = tiles.first(t), mr = tiles.first(t + 1) - s0;
       int seen = 0;  // keys of this chunk that any row of the tile sees
@@ -56,13 +71,21 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
       TileArgs qk{nullptr, &steps, 1, kLaneGroupBytes, 0, (const char*)(w.q + s0 * d),
                   ptrdiff_t(d * sizeof(R)), nullptr, stride, nullptr, nullptr, 0, 0};
       const bool wide = mr <= kWideTileRows;
-      const TileFn score = wide ? TileTable<T, kWideTileGroups, true, false>::get(mr)
-                                : TileTable<T, kTileGroups, true, false>::get(mr);
+      const TileFn score = wide ? TileTable<T, kWideTileGroups, true, false>::get(mr, a.fixed_chunks)
+                                : TileTable<T, kTileGroups, true, false>::get(mr, a.fixed_chunks);
       for (int p = 0; p < panels; p += wide ? kWideTileGroups : kTileGroups) {
         qk.runs = chunk.k_panel + p;
         qk.c = w.scores + p * kLanes;
         score(qk);
         prefetch.ask(lines_per_call);
+      }
+
+      float* o = apart ? w.chunk_o : w.o + s0 * d;
+      float* row_max = apart ? w.chunk_max : w.max + s0;
+      float* row_sum = apart ? w.chunk_sum : w.sum + s0;
+      if (apart) {
+        memset(o, 0, size_t(mr) * d * 4);
+        for (int m = 0; m < mr; ++m) row_max[m] = -INFINITY, row_sum[m] = 0.f;
       }
 
       // Weights: 2^(score - max), exactly 0 past what the row sees.
@@ -81,8 +104,8 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
         top[m] = reduce_max(most) * scale;
       }
       for (int m = 0; m < mr; ++m) {
-        const float before = w.max[s0 + m], now = top[m] > before ? top[m] : before;
-        w.max[s0 + m] = now;
+        const float before = row_max[m], now = top[m] > before ? top[m] : before;
+        row_max[m] = now;
         base[m] = now == -INFINITY ? 0.f : now;
         top[m] = before - base[m];
       }
@@ -101,7 +124,7 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
           T::store_row((char*)(wt + i * kLanes), p);
         }
         for (int i = used; i < panels; ++i) T::store_row((char*)(wt + i * kLanes), zero());
-        w.sum[s0 + m] = w.sum[s0 + m] * w.alpha[m] + reduce_add(total);
+        row_sum[m] = row_sum[m] * w.alpha[m] + reduce_add(total);
       }
 
       // Output.
@@ -120,13 +143,19 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
       auto run = [&](TileFn fn, int width) {
         for (; lane + width <= lanes; lane += width) {
           for (int r = 0; r < v_runs; ++r) run0[r] = chunk.v_run[r] + lane * kLaneGroupBytes;
-          pv.c = w.o + s0 * d + lane * kLanes;
+          pv.c = o + lane * kLanes;
           fn(pv);
         }
       };
-      if (wide) run(TileTable<T, kWideTileGroups, false, true>::get(mr), kWideTileGroups);
-      run(TileTable<T, kTileGroups, false, true>::get(mr), kTileGroups);
-      if (kTileGroups > 1) run(TileTable<T, 1, false, true>::get(mr), 1);
+      const bool fixed = a.fixed_chunks;
+      if (wide) run(TileTable<T, kWideTileGroups, false, true>::get(mr, fixed), kWideTileGroups);
+      run(TileTable<T, kTileGroups, false, true>::get(mr, fixed), kTileGroups);
+      if (kTileGroups > 1) run(TileTable<T, 1, false, true>::get(mr, fixed), 1);
+      if (!apart) continue;
+      for (int m = 0; m < mr; ++m)
+        if (w.visible[s0 + m] > c0)
+          add_chunk(w.o + (s0 + m) * d, w.max + s0 + m, w.sum + s0 + m, o + m * d, row_max[m],
+                    row_sum[m], d);
     }
   }
 
@@ -145,6 +174,12 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
     } else {
       const int64_t slot = int64_t(group_first + index) * a.num_q_heads + head;
       float* to = a.partial_out + slot * d;
+      if (a.fixed_chunks) {
+        memcpy(to, o, size_t(d) * 4);
+        a.partial_lse[slot] = w.max[s];
+        a.partial_sum[slot] = sum;
+        continue;
+      }
       for (int i = 0; i < d; i += kLanes) store(to + i, mul(load(o + i), inverse));
       a.partial_lse[slot] = sum == 0.f ? -INFINITY : w.max[s] + ::log2f(sum);
     }

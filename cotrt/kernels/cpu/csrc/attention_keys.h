@@ -27,6 +27,9 @@ struct AttentionScratch {
   char* v_tail;
   char* k_panels;
   float* alpha;
+  float* chunk_o;  // one chunk's output of one tile, where chunks are added up
+  float* chunk_max;
+  float* chunk_sum;
   explicit AttentionScratch(char* p) {
     Arena a{p};
     q = a.take<R>(size_t(kMaxJobRows) * kMaxHeadDim);
@@ -38,6 +41,9 @@ struct AttentionScratch {
     weights = a.take<R>(12 * kScoreStride);
     v_tail = a.take<char>(kMaxHeadDim * kStepBytes);
     alpha = a.take<float>(16);
+    chunk_o = a.take<float>(12 * kMaxHeadDim);
+    chunk_max = a.take<float>(16);
+    chunk_sum = a.take<float>(16);
     k_panels = a.take<char>(size_t(kAttentionChunk) * kMaxHeadDim * sizeof(E));
   }
 };

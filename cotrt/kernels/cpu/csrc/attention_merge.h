@@ -1,5 +1,21 @@
 // Merges the partial results of a row by log-sum-exp, from root to leaf.
 
+// Chunks' results from root to leaf, exactly as a job adds up those of its own group.
+template <class T>
+static void merge_chunks(const AttentionArgs& a, const int32_t* slots, int n, int head, char* to) {
+  const int d = a.head_dim;
+  const auto at = [&](int i) { return int64_t(slots[i]) * a.num_q_heads + head; };
+  alignas(64) float o[kMaxHeadDim];
+  memcpy(o, a.partial_out + at(0) * d, size_t(d) * 4);
+  float top = a.partial_lse[at(0)], sum = a.partial_sum[at(0)];
+  for (int i = 1; i < n; ++i)
+    add_chunk(o, &top, &sum, a.partial_out + at(i) * d, a.partial_lse[at(i)], a.partial_sum[at(i)],
+              d);
+  const F inverse = set1(sum == 0.f ? 0.f : 1.f / sum);
+  for (int i = 0; i < d; i += kLanes)
+    T::store_row(to + i * sizeof(typename T::Row), mul(load(o + i), inverse));
+}
+
 template <class T>
 static void attention_merge_typed(const AttentionArgs& a, int row0, int row1) {
   using R = typename T::Row;
@@ -9,6 +25,11 @@ static void attention_merge_typed(const AttentionArgs& a, int row0, int row1) {
     const int n = a.row_partial_offsets[row + 1] - a.row_partial_offsets[row];
     if (n == 0 || slots[0] < 0) continue;  // written directly by its lone group
     for (int head = 0; head < a.num_q_heads; ++head) {
+      if (a.fixed_chunks) {
+        merge_chunks<T>(a, slots, n, head,
+                        a.out + row * a.out_stride + ptrdiff_t(head) * d * sizeof(R));
+        continue;
+      }
       float top = -INFINITY;
       for (int i = 0; i < n; ++i) {
         const float lse = a.partial_lse[int64_t(slots[i]) * a.num_q_heads + head];

@@ -25,7 +25,11 @@ void AttentionPlan::check(int64_t num_blocks) const {
   offsets(group_row_offsets, g, group_rows.size(), "group_row_offsets");
   offsets(row_partial_offsets, t, row_partials.size(), "row_partial_offsets");
   if (int(group_start.size()) != g || int(group_causal.size()) != g) fail("group arrays differ");
+  if (chunk_tokens != 0 && chunk_tokens != kAttentionChunk) fail("chunk_tokens must be 0 or 256");
   for (int i = 0; i < g; ++i) {
+    if (chunk_tokens && (group_start[i] % chunk_tokens != 0 ||
+                         (group_start[i] != 0 && group_len[i] > chunk_tokens)))
+      fail("a group is not made of the fixed chunks");
     const int blocks = ceil_div(group_len[i], block_size);
     if (group_len[i] < 0 || blocks > group_block_offsets[i + 1] - group_block_offsets[i])
       fail("group_len exceeds its blocks");
@@ -83,6 +87,7 @@ std::vector<AttentionJob> make_attention_jobs(const AttentionPlan& plan, int num
 
 void bind_plan(const AttentionPlan& plan, AttentionArgs* a) {
   a->block_size = plan.block_size;
+  a->fixed_chunks = plan.chunk_tokens != 0;
   a->query_positions = plan.query_positions.data();
   a->group_blocks = plan.group_blocks.data();
   a->group_block_offsets = plan.group_block_offsets.data();
@@ -101,6 +106,7 @@ void AttentionScratchPool::reserve(int num_threads, int64_t num_partials, int nu
   threads_.reserve(size_t(num_threads) * stride_);
   out_.reserve(size_t(num_partials) * num_q_heads * head_dim * 4);
   lse_.reserve(size_t(num_partials) * num_q_heads * 4);
+  sum_.reserve(size_t(num_partials) * num_q_heads * 4);
 }
 
 }  // namespace cotrt

@@ -10,6 +10,7 @@ namespace cotrt {
 
 struct AttentionPlan {
   int block_size = 0;
+  int chunk_tokens = 0;  // kAttentionChunk: fixed chunks (AttentionArgs); 0: none
   std::vector<int32_t> query_positions, group_blocks, group_block_offsets, group_start, group_len,
       group_rows, group_row_offsets, group_causal, row_partials, row_partial_offsets;
 
@@ -41,10 +42,11 @@ class AttentionScratchPool {
   char* thread(int t) const { return threads_.data() + size_t(t) * stride_; }
   float* partial_out() const { return out_.as<float>(); }
   float* partial_lse() const { return lse_.as<float>(); }
+  float* partial_sum() const { return sum_.as<float>(); }
 
  private:
   size_t stride_ = 0;
-  AlignedBuffer threads_, out_, lse_;
+  AlignedBuffer threads_, out_, lse_, sum_;
 };
 
 }  // namespace cotrt

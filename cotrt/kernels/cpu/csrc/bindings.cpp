@@ -88,6 +88,7 @@ void tree_attention(const AttentionPlan& plan, DType type, uintptr_t q, uintptr_
   a.out_stride = stride;
   a.partial_out = shared.scratch.partial_out();
   a.partial_lse = shared.scratch.partial_lse();
+  a.partial_sum = shared.scratch.partial_sum();
   a.num_q_heads = num_q_heads;
   a.num_kv_heads = num_kv_heads;
   a.head_dim = head_dim;
@@ -148,8 +149,9 @@ NB_MODULE(_native, m) {
              Array<int32_t> group_blocks, Array<int32_t> group_block_offsets,
              Array<int32_t> group_start, Array<int32_t> group_len, Array<int32_t> group_rows,
              Array<int32_t> group_row_offsets, Array<int32_t> group_causal,
-             Array<int32_t> row_partials, Array<int32_t> row_partial_offsets) {
+             Array<int32_t> row_partials, Array<int32_t> row_partial_offsets, int chunk_tokens) {
             new (self) AttentionPlan{block_size,
+                                     chunk_tokens,
                                      copy(query_positions),
                                      copy(group_blocks),
                                      copy(group_block_offsets),
@@ -160,7 +162,10 @@ NB_MODULE(_native, m) {
                                      copy(group_causal),
                                      copy(row_partials),
                                      copy(row_partial_offsets)};
-          })
+          },
+          "block_size"_a, "query_positions"_a, "group_blocks"_a, "group_block_offsets"_a,
+          "group_start"_a, "group_len"_a, "group_rows"_a, "group_row_offsets"_a, "group_causal"_a,
+          "row_partials"_a, "row_partial_offsets"_a, "chunk_tokens"_a = 0)
       .def_prop_ro("num_rows", &AttentionPlan::num_rows)
       .def_ro("block_size", &AttentionPlan::block_size);
 
@@ -282,8 +287,9 @@ NB_MODULE(_native, m) {
       .def(
           "run",
           [](const PackedLinear& self, uintptr_t x, int64_t x_stride, int m, uintptr_t y,
-             int64_t y_stride, DType y_type, Epilogue epilogue) {
+             int64_t y_stride, DType y_type, Epilogue epilogue, bool fixed_order) {
             LinearArgs a = self.args();
+            a.fixed_order = fixed_order;
             a.x = address<const char>(x);
             a.x_stride = x_stride;
             const KernelTable& k = kernels();
@@ -311,7 +317,7 @@ NB_MODULE(_native, m) {
             parallel_for(chunks.count(), [&](int c, int) { chunks.run(a, c); });
           },
           nb::call_guard<nb::gil_scoped_release>(), "x"_a, "x_stride"_a, "m"_a, "y"_a, "y_stride"_a,
-          "y_dtype"_a, "epilogue"_a)
+          "y_dtype"_a, "epilogue"_a, "fixed_order"_a = false)
       .def_prop_ro("n", &PackedLinear::n)
       .def_prop_ro("k", &PackedLinear::k)
       .def_prop_ro("bytes", &PackedLinear::bytes);
@@ -321,13 +327,14 @@ NB_MODULE(_native, m) {
           "__init__",
           [](DecoderStack* self, int vocab_size, int hidden_size, int intermediate_size,
              int num_layers, int num_q_heads, int num_kv_heads, int head_dim, int rot_dim,
-             float rms_norm_eps, DType dtype) {
+             float rms_norm_eps, DType dtype, bool fixed_order) {
             new (self) DecoderStack(StackShape{vocab_size, hidden_size, intermediate_size,
                                                num_layers, num_q_heads, num_kv_heads, head_dim,
-                                               rot_dim, rms_norm_eps, dtype});
+                                               rot_dim, rms_norm_eps, dtype, fixed_order});
           },
           "vocab_size"_a, "hidden_size"_a, "intermediate_size"_a, "num_layers"_a, "num_q_heads"_a,
-          "num_kv_heads"_a, "head_dim"_a, "rot_dim"_a, "rms_norm_eps"_a, "dtype"_a)
+          "num_kv_heads"_a, "head_dim"_a, "rot_dim"_a, "rms_norm_eps"_a, "dtype"_a,
+          "fixed_order"_a = false)
       .def(
           "set_layer",
           [](DecoderStack& self, int index, std::vector<float> input_norm,

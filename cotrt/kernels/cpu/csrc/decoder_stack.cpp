@@ -80,6 +80,7 @@ void DecoderStack::run(const StackStep& step) {
   check(embed_ && layers_.front().k_cache, "weights and KV are bound before a step runs");
   check(step.plan->num_rows() == step.num_rows, "the plan has another number of rows");
   check(step.plan->block_size == block_size_, "the plan has another block size");
+  check(!s.fixed_order || step.plan->chunk_tokens > 0, "fixed order needs a plan of fixed chunks");
   step.plan->check(num_blocks_);
   for (int i = 0; i < step.num_rows; ++i) {
     check(step.input_ids[i] >= 0 && step.input_ids[i] < s.vocab_size, "id outside the vocabulary");
@@ -131,6 +132,7 @@ void DecoderStack::reserve(const StackStep& step) {
   attention_.out_stride = attended_.stride;
   attention_.partial_out = scratch_.partial_out();
   attention_.partial_lse = scratch_.partial_lse();
+  attention_.partial_sum = scratch_.partial_sum();
   attention_.num_q_heads = s.num_q_heads;
   attention_.num_kv_heads = s.num_kv_heads;
   attention_.head_dim = s.head_dim;
@@ -205,6 +207,7 @@ const char* DecoderStack::next_weights(const Phase& p) const {
 
 LinearArgs DecoderStack::linear_args(const Phase& p) const {
   LinearArgs a = linear_of(p).args();
+  a.fixed_order = shape_.fixed_order;
   const auto from = [&](const Rows& rows) {
     const Rows& r = quantises_ ? quantised_ : rows;
     a.x = r.at(), a.x_stride = r.stride;

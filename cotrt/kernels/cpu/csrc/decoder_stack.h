@@ -22,6 +22,7 @@ struct StackShape {
   int num_q_heads, num_kv_heads, head_dim, rot_dim;
   float rms_norm_eps;
   DType type;  // float32 or bf16: of the KV cache
+  bool fixed_order;  // of every linear, see LinearArgs
 };
 
 struct StackLayer {

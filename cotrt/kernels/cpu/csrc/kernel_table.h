@@ -29,6 +29,9 @@ struct LinearArgs {
   char* y;  // [m] rows, y_stride bytes apart
   ptrdiff_t y_stride;
   DType y_type;
+  // A row's bits may not depend on m or on its place among the rows: no path, tile or order of
+  // sums is chosen by the number of rows.
+  bool fixed_order;
 };
 
 struct AttentionArgs {
@@ -41,6 +44,9 @@ struct AttentionArgs {
   ptrdiff_t out_stride;
   float* partial_out;  // [P][Hq][D], each normalised
   float* partial_lse;  // [P][Hq], log2 units
+  // With fixed_chunks a partial is not normalised yet: partial_lse has its largest score, and
+  // partial_sum [P][Hq] the sum of its weights.
+  float* partial_sum;
   int num_q_heads, num_kv_heads, head_dim, block_size;
   float scale;
   // The plan (see cotrt/plan.py).
@@ -54,6 +60,10 @@ struct AttentionArgs {
   const int32_t* group_causal;
   const int32_t* row_partials;
   const int32_t* row_partial_offsets;
+  // A group begins at a multiple of kAttentionChunk, and only one that begins at 0 is longer than a
+  // chunk. Every chunk has a result of its own, and these are added up from root to leaf, in a job
+  // or in the merge with the same bits: a row's result depends on its own keys only.
+  bool fixed_chunks;
 };
 
 // Rows of a group times the query heads of one kv head, "stacked": stacked row s is row
@@ -158,6 +168,7 @@ inline size_t attention_scratch_bytes() {
          + 16 * (kAttentionChunk + 64) * 8 // scores and weights of one tile
          + kMaxHeadDim * 4                 // the last pair of V
          + kAttentionChunk * kMaxHeadDim * 4  // K panels of 8-token blocks
+         + 16 * kMaxHeadDim * 4            // one chunk's output of one tile
          + 8192;
 }
 

@@ -23,8 +23,8 @@ static void linear_panels(const LinearArgs& a, int m0, int m1, int panel0, int p
                                                       : 64;
     for (int t = 0; t < tiles.count; ++t) {
       const int row = m0 + tiles.first(t), rows = tiles.first(t + 1) - tiles.first(t);
-      const TileFn fn = wide ? TileTable<T, kGroups, false, false>::get(rows)
-                             : TileTable<T, kTileGroups, false, false>::get(rows);
+      const TileFn fn = wide ? TileTable<T, kGroups, false, false>::get(rows, a.fixed_order)
+                             : TileTable<T, kTileGroups, false, false>::get(rows, a.fixed_order);
       for (int pass = 0; pass < passes; ++pass) {
         const int call = t * passes + pass, group = pass * kTileGroups;
         const char* run = w + group * group_bytes;

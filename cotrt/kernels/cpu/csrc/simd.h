@@ -213,8 +213,16 @@ inline F load(const float* p) { COTRT_EACH(p[i]); }
 inline void store(float* p, F a) { memcpy(p, a.v, 64); }
 inline F set1(float x) { COTRT_EACH(x); }
 inline F zero() { COTRT_EACH(0.f); }
-inline F fma(F a, F b, F c) { COTRT_EACH(a.v[i] * b.v[i] + c.v[i]); }
-inline F fms(F a, F b, F c) { COTRT_EACH(a.v[i] * b.v[i] - c.v[i]); }
+// x * y + z, fused where the machine fuses at no cost.
+inline float multiply_add(float x, float y, float z) {
+#ifdef __FP_FAST_FMAF
+  return __builtin_fmaf(x, y, z);
+#else
+  return x * y + z;
+#endif
+}
+inline F fma(F a, F b, F c) { COTRT_EACH(multiply_add(a.v[i], b.v[i], c.v[i])); }
+inline F fms(F a, F b, F c) { COTRT_EACH(multiply_add(a.v[i], b.v[i], -c.v[i])); }
 inline F add(F a, F b) { COTRT_EACH(a.v[i] + b.v[i]); }
 inline F sub(F a, F b) { COTRT_EACH(a.v[i] - b.v[i]); }
 inline F mul(F a, F b) { COTRT_EACH(a.v[i] * b.v[i]); }

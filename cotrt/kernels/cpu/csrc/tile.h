@@ -37,10 +37,12 @@ inline __attribute__((always_inline)) void tile_part(typename T::Acc (&acc)[MR][
 }
 
 // kDistinct: one run, whose lane groups lie at runs[0], runs[1], ... (the panels of K).
-template <class T, int MR, int NR, bool kDistinct, bool kAccumulate>
+// KU: copies of the accumulators over which the steps are split. With one, a row's sum is one chain
+// in the order of the steps, whatever the number of rows beside it, of lane groups and of runs:
+// the same bits in any tile.
+template <class T, int MR, int NR, bool kDistinct, bool kAccumulate, int KU>
 inline void tile(const TileArgs& a) {
   using Acc = typename T::Acc;
-  constexpr int KU = tile_copies(MR, NR);
   Acc acc[KU][MR][NR];
 #pragma GCC unroll 16
   for (int u = 0; u < KU; ++u)
@@ -102,30 +104,29 @@ inline void tile(const TileArgs& a) {
 
 using TileFn = void (*)(const TileArgs&);
 
-template <class T, int NR, bool kDistinct, bool kAccumulate, int MR>
+template <class T, int NR, bool kDistinct, bool kAccumulate, int MR, int KU>
 void tile_entry(const TileArgs& a) {
-  tile<T, MR, NR, kDistinct, kAccumulate>(a);
+  tile<T, MR, NR, kDistinct, kAccumulate, KU>(a);
 }
 
-// The tile for a number of rows known at run time only.
+// The tile for a number of rows known at run time only; fixed_order: one copy of accumulators.
 template <class T, int NR, bool kDistinct, bool kAccumulate>
 struct TileTable {
-  static inline TileFn get(int rows) {
-    static constexpr TileFn table[12] = {
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(1)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(2)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(3)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(4)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(5)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(6)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(7)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(8)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(9)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(10)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(11)>,
-        &tile_entry<T, NR, kDistinct, kAccumulate, clamp_rows(12)>,
+  static inline TileFn get(int rows, bool fixed_order) {
+    static constexpr TileFn table[2][12] = {
+        {entry<1, false>(), entry<2, false>(), entry<3, false>(), entry<4, false>(),
+         entry<5, false>(), entry<6, false>(), entry<7, false>(), entry<8, false>(),
+         entry<9, false>(), entry<10, false>(), entry<11, false>(), entry<12, false>()},
+        {entry<1, true>(), entry<2, true>(), entry<3, true>(), entry<4, true>(), entry<5, true>(),
+         entry<6, true>(), entry<7, true>(), entry<8, true>(), entry<9, true>(), entry<10, true>(),
+         entry<11, true>(), entry<12, true>()},
     };
-    return table[rows - 1];
+    return table[fixed_order][rows - 1];
+  }
+  template <int ROWS, bool kFixed>
+  static constexpr TileFn entry() {
+    constexpr int rows = clamp_rows(ROWS);
+    return &tile_entry<T, NR, kDistinct, kAccumulate, rows, kFixed ? 1 : tile_copies(rows, NR)>;
   }
   // No more instantiations than the machine has registers for.
   static constexpr int clamp_rows(int rows) {
