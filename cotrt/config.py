@@ -58,7 +58,8 @@ class EngineConfig:
         max_num_batched_tokens: tokens that one step computes at most.
         enable_prefix_caching: whether a new prompt is matched against KV computed before.
         attention_backend: "auto", "reference", "cpu" or "triton".
-        deterministic: False; bitwise batch invariance is not in this version.
+        deterministic: True: logits of equal tokens are equal to the bit, whatever else runs (CPU
+            only).
         enforce_eager: True never captures CUDA graphs.
         logprobs_mode: "raw" (before penalties, masks and temperature) or "processed".
 
@@ -225,7 +226,6 @@ class EngineConfig:
             ("disk_space", 0.0, "leave it 0: KV that does not fit is computed again when needed"),
             ("disk_dir", None, "leave it out: KV that does not fit is computed again when needed"),
             ("prefix_cache_dir", None, "leave it out: prefixes are kept as long as the LLM lives"),
-            ("deterministic", False, "leave it False: draws do not depend on the batch even so"),
         ):
             value = getattr(self, name)
             if value != wanted:
@@ -295,6 +295,11 @@ class EngineConfig:
                 raise InvalidRequestError(
                     f'attention_backend="cpu" on device "{device}": use "auto" or "triton"'
                 )
+            if self.deterministic:
+                raise InvalidRequestError(
+                    f'deterministic=True on device "{device}" is not in this version on a GPU: '
+                    'use device="cpu", or leave it False: draws do not depend on the batch even so'
+                )
             if self.swap_space:
                 raise InvalidRequestError(
                     f"swap_space={self.swap_space} is not in this version; leave it out: KV that "
@@ -319,6 +324,11 @@ class EngineConfig:
         if self.attention_backend == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
             raise InvalidRequestError(
                 'attention_backend="triton" on a CPU: it needs a CUDA device; use "auto"'
+            )
+        if self.attention_backend == "triton" and self.deterministic:
+            raise InvalidRequestError(
+                'deterministic=True with attention_backend="triton" is not in this version; use '
+                '"auto"'
             )
 
 

@@ -101,6 +101,7 @@ class LLM:
             seed=config.seed,
             match_prompts=config.enable_prefix_caching,
             processed_logprobs=config.logprobs_mode == "processed",
+            deterministic=config.deterministic,
             check_laws=os.environ.get("COTRT_CHECK_LAWS") == "1",
         )
         self._runtime = Runtime(
@@ -399,6 +400,7 @@ def _load(
         attention_backend=config.attention_backend,
         block_size=config.block_size,
         max_model_len=config.max_model_len,
+        deterministic=config.deterministic,
     )
     if loaded.model.backend_name == "cpu":
         from cotrt.kernels.cpu.native import set_num_threads

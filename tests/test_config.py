@@ -164,7 +164,8 @@ def test_refused(options: dict[str, Any], message: str) -> None:
         {"disk_space": 1.5},
         {"disk_dir": "folder"},
         {"prefix_cache_dir": Path("folder")},
-        {"deterministic": True},
+        {"deterministic": True, "device": "cuda"},
+        {"deterministic": True, "attention_backend": "triton"},
         {"swap_space": 4, "device": "cuda"},
     ],
 )

@@ -37,7 +37,7 @@ from cotrt.errors import (
     NumericsError,
 )
 from cotrt.sampling.seeds import child_seed, root_seed
-from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts
+from cotrt.tree.attention_planner import CHUNK_TOKENS, AttentionPlanner, PlanCosts
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.scheduler import Scheduler
 from cotrt.tree.sequence import Sequence
@@ -69,6 +69,7 @@ class Engine:
         seed: what the seeds of roots are hashed from.
         match_prompts: reuse KV of earlier prompts for new ones.
         processed_logprobs: report log-probabilities of the distribution drawn from.
+        deterministic: attention plans of fixed chunks; the model does its own part.
         check_laws: recompute every law when a step has left nothing to do.
 
     Attributes:
@@ -88,12 +89,17 @@ class Engine:
         seed: int = 0,
         match_prompts: bool = True,
         processed_logprobs: bool = False,
+        deterministic: bool = False,
         check_laws: bool = False,
     ) -> None:
         self.model = model
         self.lock = EngineLock()
         self.tree = KVTree(num_blocks, block_size)
-        planner = AttentionPlanner(block_size, PlanCosts(**model.plan_options))
+        planner = AttentionPlanner(
+            block_size,
+            PlanCosts(**model.plan_options),
+            chunk_tokens=CHUNK_TOKENS if deterministic else 0,
+        )
         self.scheduler = Scheduler(
             self.tree,
             planner,

@@ -75,11 +75,13 @@ def rank(
     """
     import torch
 
+    from cotrt.sampling.sampler import log_normalizers
+
     chosen = logits[torch.from_numpy(rows.astype(np.int64)).to(logits.device)]
     temperatures = [state.temperature for state in states]
     if any(value != 1.0 for value in temperatures):
         chosen /= torch.tensor(temperatures, device=chosen.device)[:, None]
-    normalizers = torch.logsumexp(chosen, dim=1, keepdim=True)
+    normalizers = log_normalizers(chosen)[:, None]
     num_rows, vocab_size = chosen.shape
     count = min(max(state.count for state in states), vocab_size)
     blocks = torch.nn.functional.pad(chosen, (0, -vocab_size % _BLOCK), value=-torch.inf)

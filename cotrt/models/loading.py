@@ -74,6 +74,7 @@ def load(
     attention_backend: str = "auto",
     block_size: int = 16,
     max_model_len: int | None = None,
+    deterministic: bool = False,
     progress: bool | None = None,
 ) -> LoadedModel:
     """Load a model.
@@ -90,6 +91,7 @@ def load(
         attention_backend: see ``kernels.dispatch.choose``.
         block_size: tokens a KV block.
         max_model_len: the longest sequence; None: the model's own.
+        deterministic: logits do not depend on the batch.
         progress: show bars on stderr; None: if it is a terminal.
 
     Raises:
@@ -132,6 +134,7 @@ def load(
                 attention_backend,
                 quantization,
                 length,
+                deterministic,
                 bar.update,
             )
     finally:
@@ -171,6 +174,7 @@ def _build(
     requested: str,
     quantization: str | None,
     max_model_len: int,
+    deterministic: bool,
     progress: Callable[[int], None],
 ) -> Decoder | NativeDecoder:
     """The decoder for a backend: on a CPU the whole stack natively, where it can serve."""
@@ -189,9 +193,14 @@ def _build(
                 dtype=dtype,
                 quantization=quantization,
                 max_model_len=max_model_len,
+                deterministic=deterministic,
                 progress=progress,
             )
         reason = refused
+    if deterministic:
+        raise InvalidRequestError(
+            f"deterministic=True needs the native CPU kernels in this version, and {reason}."
+        )
     if quantization is not None:
         raise InvalidRequestError(
             f"quantization={quantization!r} needs the native CPU kernels, and {reason}."

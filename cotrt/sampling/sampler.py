@@ -324,6 +324,12 @@ def _distributions(
     return BlockedLogits(result)
 
 
+def log_normalizers(logits: torch.Tensor) -> torch.Tensor:
+    """Log of the sum of exponentials of each row of float32 ``[R, V]``."""
+    blocked = BlockedLogits(logits)
+    return blocked.top + blocked.log_mass(torch.arange(len(logits), device=logits.device))
+
+
 def token_logprobs(
     logits: BlockedLogits | torch.Tensor,
     rows: torch.Tensor,

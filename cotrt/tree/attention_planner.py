@@ -37,6 +37,7 @@ from cotrt.tree.attention_forest import (
 from cotrt.tree.attention_groups import Choice, choose_groups
 
 __all__ = [
+    "CHUNK_TOKENS",
     "AttentionPlanner",
     "PlanCosts",
     "PlanLeaf",
@@ -45,6 +46,10 @@ __all__ = [
     "modelled_cost",
     "roofline_us",
 ]
+
+
+# Of deterministic plans: the most that a backend takes in one softmax pass, and the largest block.
+CHUNK_TOKENS = 256
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ class AttentionPlanner:
         costs: what a group, a token and a partial cost.
         spare_blocks: entries kept free at the end of each leaf's run, so that ``advance`` works
             for ``spare_blocks * block_size`` tokens or more before ``plan`` is needed again.
-        chunk_tokens: 0, or 256 for deterministic plans.
+        chunk_tokens: 0, or ``CHUNK_TOKENS`` for deterministic plans.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
+from hypothesis import strategies as st
 
 from cotrt.plan import AttentionPlan
 from cotrt.tree.attention_planner import PlanCosts, PlanLeaf
@@ -50,6 +51,17 @@ class Tree:
         node.below.append(made)
         return made
 
+    def grow(self) -> list[tuple[int, int]]:
+        """Every leaf one token longer; ``(leaf index, block id)`` of those that begin a block."""
+        new_blocks = []
+        for index, leaf in enumerate(self.leaves):
+            leaf.context_len += 1
+            if leaf.context_len > self.end(leaf.node) + len(leaf.private_blocks) * self.block_size:
+                block = self.take(1)[0]
+                leaf.private_blocks = [*leaf.private_blocks, block]
+                new_blocks.append((index, block))
+        return new_blocks
+
 
 def level_tree(widths: list[int], lengths: list[int], block_size: int) -> Tree:
     """``widths[k]`` nodes of ``lengths[k]`` tokens at level k, children evenly; leaves last."""
@@ -61,6 +73,39 @@ def level_tree(widths: list[int], lengths: list[int], block_size: int) -> Tree:
     for index in range(widths[-1]):
         tree.leaf(nodes[index * len(nodes) // widths[-1]], lengths[-1])
     return tree
+
+
+@st.composite
+def small_trees(draw: st.DrawFn, multi_row: bool = False, max_edges: int = 9) -> Tree:
+    tree = Tree(block_size=draw(st.sampled_from([2, 4])))
+    edges = 0
+    for _ in range(draw(st.integers(1, 2))):
+        nodes = [tree.node(None, draw(st.integers(0, 6)))]
+        while nodes:
+            node = nodes.pop()
+            for _ in range(draw(st.integers(1, 3))):
+                edges += 1
+                if edges < max_edges - 3 and draw(st.booleans()):
+                    nodes.append(tree.node(node, draw(st.integers(1, 6))))
+                    continue
+                least = 0 if tree.end(node) > 0 else 1
+                tokens = draw(st.one_of(st.just(least), st.integers(least, 12)))
+                rows = 1
+                if multi_row and tokens:
+                    rows = draw(st.integers(1, tokens + (1 if tree.end(node) > 0 else 0)))
+                tree.leaf(node, tokens, rows)
+    order = draw(st.permutations(tree.leaves))
+    tree.leaves = list(order)
+    return tree
+
+
+cost_constants = st.builds(
+    PlanCosts,
+    kv_bytes_per_token=st.integers(1, 5),
+    partial_bytes_per_row=st.integers(0, 30),
+    group_overhead_bytes=st.integers(0, 20),
+    merge_overhead_bytes=st.sampled_from([0, 0, 7, 60]),
+)
 
 
 def path_blocks(leaf: PlanLeaf) -> list[int]:

@@ -7,7 +7,15 @@ import time
 
 import numpy as np
 import pytest
-from attention_trees import COSTS, Tree, brute_force_cost, check_plan, level_tree
+from attention_trees import (
+    COSTS,
+    Tree,
+    brute_force_cost,
+    check_plan,
+    cost_constants,
+    level_tree,
+    small_trees,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,39 +46,6 @@ def test_published_tree_shapes_move_no_more_bytes_than_the_optimum(widths, lengt
     print(f"{widths}/{lengths}: {moved / 1e6:.1f} MB, {roofline_us(moved):.1f} us at 4.3 TB/s")
     assert round(moved / 1e6, 1) <= limit_mb
     assert plan.num_rows == widths[-1]
-
-
-@st.composite
-def small_trees(draw: st.DrawFn, multi_row: bool = False, max_edges: int = 9) -> Tree:
-    tree = Tree(block_size=draw(st.sampled_from([2, 4])))
-    edges = 0
-    for _ in range(draw(st.integers(1, 2))):
-        nodes = [tree.node(None, draw(st.integers(0, 6)))]
-        while nodes:
-            node = nodes.pop()
-            for _ in range(draw(st.integers(1, 3))):
-                edges += 1
-                if edges < max_edges - 3 and draw(st.booleans()):
-                    nodes.append(tree.node(node, draw(st.integers(1, 6))))
-                    continue
-                least = 0 if tree.end(node) > 0 else 1
-                tokens = draw(st.one_of(st.just(least), st.integers(least, 12)))
-                rows = 1
-                if multi_row and tokens:
-                    rows = draw(st.integers(1, tokens + (1 if tree.end(node) > 0 else 0)))
-                tree.leaf(node, tokens, rows)
-    order = draw(st.permutations(tree.leaves))
-    tree.leaves = list(order)
-    return tree
-
-
-cost_constants = st.builds(
-    PlanCosts,
-    kv_bytes_per_token=st.integers(1, 5),
-    partial_bytes_per_row=st.integers(0, 30),
-    group_overhead_bytes=st.integers(0, 20),
-    merge_overhead_bytes=st.sampled_from([0, 0, 7, 60]),
-)
 
 
 @settings(max_examples=120, deadline=None)
@@ -108,14 +83,7 @@ def test_advance_equals_the_tree_grown_by_hand(tree: Tree, costs: PlanCosts, ste
     planner.plan(tree.leaves)
     old: list[tuple[AttentionPlan, list[PlanLeaf]]] = []
     for _ in range(steps):
-        new_blocks = []
-        for index, leaf in enumerate(tree.leaves):
-            leaf.context_len += 1
-            if leaf.context_len > tree.end(leaf.node) + len(leaf.private_blocks) * tree.block_size:
-                block = tree.take(1)[0]
-                leaf.private_blocks = [*leaf.private_blocks, block]
-                new_blocks.append((index, block))
-        plan = planner.advance(new_blocks) or planner.plan(tree.leaves)
+        plan = planner.advance(tree.grow()) or planner.plan(tree.leaves)
         old.append((plan, [dataclasses.replace(leaf) for leaf in tree.leaves]))
     for plan, leaves in old:  # earlier plans were not changed by later ones
         check_plan(plan, leaves, tree.block_size)

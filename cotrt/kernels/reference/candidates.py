@@ -8,6 +8,7 @@ hundred tokens in most rows, is sorted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -81,8 +82,13 @@ class BlockedLogits:
             values = self.matrix[first : last + 1] if run else self.matrix[some]
             if temperature != 1:
                 values = (values - self.top[some, None]).mul_(1.0 / temperature)
-            parts.append(torch.softmax(values, dim=1).amax(dim=1).log_().neg_())
-        return torch.cat(parts)
+            parts.append(torch.softmax(values, dim=1).amax(dim=1))
+        most = torch.cat(parts)
+        if most.device.type != "cpu":
+            return most.log_().neg_()
+        # One by one: torch's vector and scalar logarithms differ, and which a row gets would
+        # depend on its place among the rows.
+        return most.new_tensor([-math.log(x) for x in most.tolist()])
 
     def count_above(self, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """int64 ``[D]``: how many logits of draw d's row are above ``values[d]``."""

@@ -90,7 +90,7 @@ def test_an_instruction_set_that_is_not_there_is_refused() -> None:
 def test_every_instruction_set_passes_these_tests(isa: str) -> None:
     if isa == native.isa():
         pytest.skip("it is the one in use")
-    names = ["tree_attention", "kv_cache", "linear", "decoder_stack", "sample"]
+    names = ["tree_attention", "kv_cache", "linear", "decoder_stack", "sample", "deterministic"]
     files = [str(HERE / f"test_cpu_{name}.py") for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
