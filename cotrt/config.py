@@ -297,8 +297,8 @@ class EngineConfig:
                 )
             if self.deterministic:
                 raise InvalidRequestError(
-                    f'deterministic=True on device "{device}" is not in this version on a GPU: '
-                    'use device="cpu", or leave it False: draws do not depend on the batch even so'
+                    f'deterministic=True on device "{device}" is not in this version; use '
+                    'device="cpu", or leave it False: draws do not depend on the batch even so'
                 )
             if self.swap_space:
                 raise InvalidRequestError(
