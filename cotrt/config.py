@@ -243,6 +243,11 @@ class EngineConfig:
                 f"gpu_memory_utilization={self.gpu_memory_utilization} both size the KV pool; "
                 "give one of them"
             )
+        if self.attention_backend == "triton" and self.deterministic:
+            raise InvalidRequestError(
+                'deterministic=True with attention_backend="triton" is not in this version; use '
+                '"auto"'
+            )
         if self.device == "cpu":
             self.check_device("cpu")
         if self.device.startswith("cuda"):
@@ -324,11 +329,6 @@ class EngineConfig:
         if self.attention_backend == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
             raise InvalidRequestError(
                 'attention_backend="triton" on a CPU: it needs a CUDA device; use "auto"'
-            )
-        if self.attention_backend == "triton" and self.deterministic:
-            raise InvalidRequestError(
-                'deterministic=True with attention_backend="triton" is not in this version; use '
-                '"auto"'
             )
 
 
