@@ -197,10 +197,6 @@ def _build(
                 progress=progress,
             )
         reason = refused
-    if deterministic:
-        raise InvalidRequestError(
-            f"deterministic=True needs the native CPU kernels in this version, and {reason}."
-        )
     if quantization is not None:
         raise InvalidRequestError(
             f"quantization={quantization!r} needs the native CPU kernels, and {reason}."
@@ -216,6 +212,11 @@ def _build(
     from .decoder import Decoder, DecoderWeights
 
     weights = DecoderWeights.from_source(source, config, dtype, device, progress)
+    if deterministic:
+        from .deterministic import deterministic_backend
+
+        assert backend.name == "reference" and device == "cpu", "EngineConfig refuses the others"
+        backend = deterministic_backend(backend, config, weights)
     return Decoder(config, weights, backend, max_model_len=max_model_len)
 
 

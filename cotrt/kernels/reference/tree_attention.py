@@ -21,7 +21,9 @@ import torch
 
 from cotrt.plan import AttentionPlan
 
-from .attention_tiles import PreparedPlan, Tile, prepare_plan
+from . import attention_tiles
+from .attention_tiles import PreparedPlan, Tile
+from .fixed_chunks import PreparedChunks, attend_chunks, prepare_chunks
 
 __all__ = ["PreparedPlan", "prepare_plan", "tree_attention"]
 
@@ -36,11 +38,24 @@ Attend = Callable[
 ]
 
 
+def prepare_plan(plan: AttentionPlan, device: str | torch.device) -> PreparedPlan | PreparedChunks:
+    """Makes the index tensors of a step.
+
+    Args:
+        plan: any valid plan.
+        device: where q and the caches live; the CPU for a deterministic plan.
+    """
+    if not plan.chunk_tokens:
+        return attention_tiles.prepare_plan(plan, device)
+    assert torch.device(device).type == "cpu", "deterministic plans run on a CPU"
+    return prepare_chunks(plan)
+
+
 def tree_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    plan: AttentionPlan | PreparedPlan,
+    plan: AttentionPlan | PreparedPlan | PreparedChunks,
     *,
     scale: float,
     out: torch.Tensor | None = None,
@@ -62,6 +77,9 @@ def tree_attention(
         plan = prepare_plan(plan, q.device)
     num_q_heads, head_dim = q.shape[1:]
     assert q.shape[0] == plan.num_rows, (q.shape, plan.num_rows)
+    if isinstance(plan, PreparedChunks):
+        found = attend_chunks(q, k_cache, v_cache, plan, scale)
+        return found if out is None else out.copy_(found)
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     results = [_attend_tile(q, k_cache, v_cache, tile, scale) for tile in plan.tiles]
