@@ -50,10 +50,14 @@ class EngineConfig:
         kv_cache_dtype: "auto", the model's dtype; no other value is in this version.
         gpu_memory_utilization: share of a GPU's memory for weights and pool, in (0, 1].
         kv_cache_memory_bytes: size of the KV pool; chosen when None.
-        swap_space: GiB of host memory for KV that leaves a GPU.
-        disk_space: GiB of disk for KV that leaves memory.
-        disk_dir: folder of that disk space.
-        prefix_cache_dir: folder of a prefix cache that outlives the process.
+        swap_space: GiB of host memory for KV that leaves a GPU; 4, or a fifth of what is free
+            where that is less, when None. There is none on a CPU.
+        disk_space: GiB of disk for KV that leaves memory; 0 for none. Beside `prefix_cache_dir`
+            its bound, 4 where 0.
+        disk_dir: folder of that disk space, in which a private one is made and removed; the
+            system's temporary folder when None.
+        prefix_cache_dir: folder of a prefix cache that outlives the process; prompts can be read
+            off it, so it should be as private as they are.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens that one step computes at most.
         enable_prefix_caching: whether a new prompt is matched against KV computed before.
@@ -223,9 +227,6 @@ class EngineConfig:
         for name, wanted, instead in (
             ("trust_remote_code", False, "leave it False, and use a model that needs no code"),
             ("kv_cache_dtype", "auto", 'use "auto": KV in the dtype of the model'),
-            ("disk_space", 0.0, "leave it 0: KV that does not fit is computed again when needed"),
-            ("disk_dir", None, "leave it out: KV that does not fit is computed again when needed"),
-            ("prefix_cache_dir", None, "leave it out: prefixes are kept as long as the LLM lives"),
         ):
             value = getattr(self, name)
             if value != wanted:
@@ -233,7 +234,33 @@ class EngineConfig:
                     f"{name}={_short(value)} is not in this version; {instead}"
                 )
 
+    def _check_folders(self) -> None:
+        for name in ("disk_dir", "prefix_cache_dir"):
+            value = getattr(self, name)
+            if value is not None and (
+                not isinstance(value, (str, os.PathLike)) or not os.fspath(value)
+            ):
+                raise InvalidRequestError(
+                    f"{name}={_short(value)}: must be a folder's path or None"
+                )
+        if self.disk_dir is not None and self.prefix_cache_dir is not None:
+            raise InvalidRequestError(
+                f"disk_dir={_short(self.disk_dir)} and prefix_cache_dir="
+                f"{_short(self.prefix_cache_dir)}: KV that leaves memory goes to one folder; the "
+                "prefix cache takes all of it, so leave disk_dir out"
+            )
+        if self.disk_dir is not None and not self.disk_space:
+            raise InvalidRequestError(
+                f"disk_dir={_short(self.disk_dir)} with disk_space=0: say how many GiB it may take"
+            )
+        if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
+            raise InvalidRequestError(
+                f"prefix_cache_dir={_short(self.prefix_cache_dir)} with enable_prefix_caching="
+                "False: nothing would be read from it; leave one of them out"
+            )
+
     def _check_together(self) -> None:
+        self._check_folders()
         if (
             self.kv_cache_memory_bytes is not None
             and self.gpu_memory_utilization != _DEFAULT_GPU_MEMORY_UTILIZATION
@@ -305,13 +332,8 @@ class EngineConfig:
                     f'deterministic=True on device "{device}" is not in this version; use '
                     'device="cpu", or leave it False: draws do not depend on the batch even so'
                 )
-            if self.swap_space:
-                raise InvalidRequestError(
-                    f"swap_space={self.swap_space} is not in this version; leave it out: KV that "
-                    "does not fit is computed again when needed"
-                )
             return
-        if self.swap_space is not None:
+        if self.swap_space is not None and not getattr(self.model, "has_device_memory", False):
             raise InvalidRequestError(
                 f"swap_space={self.swap_space} on a CPU: KV is in host memory already, so there "
                 "is no host tier; leave it out and size the pool with kv_cache_memory_bytes"

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from cotrt.branch import Branch
 from cotrt.config import EngineConfig
 from cotrt.engine.engine import Engine
+from cotrt.engine.record_stores import TierOptions
 from cotrt.errors import InvalidRequestError
 from cotrt.outputs import BeamSearchOutput, MemoryStats, RequestOutput
 from cotrt.params import BeamSearchParams, SamplingParams
-from cotrt.pool_size import size_pool
+from cotrt.pool_size import disk_tier_bytes, host_tier_bytes, size_pool
 from cotrt.runtime import Runtime
 from cotrt.submission import Prompt, Submission, submit
 
@@ -92,18 +93,26 @@ class LLM:
             model_max_len=step_model.max_model_len,
             step_bytes=_warm_up(step_model, config),
         )
-        engine = Engine(
-            step_model,
-            num_blocks=pool.num_blocks,
-            block_size=pool.block_size,
-            max_num_seqs=pool.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            seed=config.seed,
-            match_prompts=config.enable_prefix_caching,
-            processed_logprobs=config.logprobs_mode == "processed",
-            deterministic=config.deterministic,
-            check_laws=os.environ.get("COTRT_CHECK_LAWS") == "1",
-        )
+        tiers = _tiers(config, device, step_model)
+        try:
+            engine = Engine(
+                step_model,
+                num_blocks=pool.num_blocks,
+                block_size=pool.block_size,
+                max_num_seqs=pool.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                seed=config.seed,
+                match_prompts=config.enable_prefix_caching,
+                processed_logprobs=config.logprobs_mode == "processed",
+                deterministic=config.deterministic,
+                check_laws=os.environ.get("COTRT_CHECK_LAWS") == "1",
+                tiers=tiers,
+            )
+        except OSError as error:
+            folder = "disk_dir" if config.prefix_cache_dir is None else "prefix_cache_dir"
+            raise InvalidRequestError(
+                f"{folder}: KV cannot be kept there: {error}; name a folder that can be written"
+            ) from error
         self._runtime = Runtime(
             engine,
             tokenizer=reader,
@@ -323,6 +332,8 @@ class LLM:
         eviction, or for logits where the KV was there; ``prompt_tokens_reused``: once a request,
         tokens whose KV was there or being computed; ``generated_tokens``: sampled;
         ``preemptions, forks, copies_on_write, prunes, evicted_blocks, running, waiting, steps``.
+        Of memory tiers: ``stored_blocks, loaded_blocks, loaded_tokens`` (moved out, moved in),
+        ``failed_loads`` (records that could not be read), ``host_blocks, disk_blocks`` (there now).
 
         Raises:
             EngineDeadError: the process was forked.
@@ -357,6 +368,8 @@ class LLM:
     def close(self) -> None:
         """Stop: running work ends with `EngineDeadError`. Idempotent."""
         self._runtime.driver.stop()
+        if self._runtime.engine.records is not None:
+            self._runtime.engine.records.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -421,6 +434,24 @@ def _warm_up(model: StepModel, config: EngineConfig) -> int:
         block_size=config.block_size,
         capture=not config.enforce_eager,
     )
+
+
+def _tiers(config: EngineConfig, device: str, model: StepModel) -> TierOptions | None:
+    """Where KV goes that leaves the pool; None: nowhere."""
+    has_host = device != "cpu" or getattr(model, "has_device_memory", False)
+    host = host_tier_bytes(config) if has_host else 0
+    disk = disk_tier_bytes(config)
+    if not host and not disk:
+        return None
+    folder = config.prefix_cache_dir
+    if folder is None:
+        return TierOptions(host_bytes=host, disk_bytes=disk, disk_dir=config.disk_dir)
+    if not model.fingerprint:
+        raise InvalidRequestError(
+            f"prefix_cache_dir={os.fspath(folder)!r}: the model has no fingerprint, so its KV "
+            "cannot be told from another's; leave prefix_cache_dir out"
+        )
+    return TierOptions(host_bytes=host, disk_bytes=disk, disk_dir=folder, keep=True)
 
 
 def _wrap(config: EngineConfig) -> tuple[StepModel, Any, frozenset[int], Mapping[str, Any]]:

@@ -134,6 +134,9 @@ class StepPlan:
             where they are there already (the row is computed for its logits alone).
         copies: ``[(source block, destination block)]``, done before the rows are written, as if
             all sources were read first.
+        stores: ``[(block, key, tokens)]`` whose first tokens become the record of that key, done
+            before anything is written.
+        loads: ``[(key, block, tokens)]`` records that are put into blocks, done after the copies.
         attention: the attention work list over the same T rows.
         logits_rows: ``[R]`` indices of rows that go through the head.
         sample_rows: ``[S]`` index into ``logits_rows`` of each draw.
@@ -150,3 +153,5 @@ class StepPlan:
     sample_rows: Int32
     scored_rows: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     scored_tokens: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    stores: tuple[tuple[int, bytes, int], ...] = ()
+    loads: tuple[tuple[bytes, int, int], ...] = ()

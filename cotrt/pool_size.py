@@ -14,6 +14,10 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 
+# The tiers below the pool where nothing was said: host memory beside a GPU, and a prefix cache.
+_DEFAULT_HOST_BYTES = 4 * GIB
+_DEFAULT_PREFIX_CACHE_BYTES = 4 * GIB
+
 # A pool of default size holds at most this many blocks. Only toy models get there, and each block
 # costs the host some bookkeeping.
 _MAX_DEFAULT_BLOCKS = 1 << 17
@@ -158,3 +162,20 @@ def _gpu_pool_bytes(config: EngineConfig, device: str, step_bytes: int) -> int:
             "max_num_batched_tokens or max_num_seqs, free the GPU, or give kv_cache_memory_bytes"
         )
     return budget
+
+
+def host_tier_bytes(config: EngineConfig) -> int:
+    """Bytes of host memory for KV that leaves a device.
+
+    What was asked for; or 4 GiB, or a fifth of the memory that is free where that is less.
+    """
+    if config.swap_space is not None:
+        return int(config.swap_space * GIB)
+    available = available_bytes()
+    return _DEFAULT_HOST_BYTES if available is None else min(_DEFAULT_HOST_BYTES, available // 5)
+
+
+def disk_tier_bytes(config: EngineConfig) -> int:
+    """Bytes of disk for KV that leaves memory; 0 for none."""
+    asked = int(config.disk_space * GIB)
+    return asked or (_DEFAULT_PREFIX_CACHE_BYTES if config.prefix_cache_dir is not None else 0)

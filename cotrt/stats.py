@@ -26,8 +26,8 @@ def memory_stats(engine: Engine) -> MemoryStats:
         free=pool.num_free,
         in_use=pool.num_in_use,
         cached=pool.num_cached,
-        host=0,
-        disk=0,
+        host=0 if engine.records is None else engine.records.num_host,
+        disk=0 if engine.records is None else engine.records.num_disk,
         tokens_stored=stored + sum(tails.values()),
         tokens_held=held,
         block_size=size,
@@ -46,8 +46,14 @@ def branch_kv(engine: Engine, seq: TokenSequence) -> BranchKV:
         shared_blocks=len(blocks) - private,
         private_blocks=private,
         bytes=len(blocks) * size * engine.model.kv_bytes_per_token,
-        location="device" if blocks else "none",
+        location="device" if blocks else _location(engine, seq),
     )
+
+
+def _location(engine: Engine, seq: TokenSequence) -> str:
+    """Where KV lies of a sequence that has none on the device."""
+    tiers = engine.tree.tiers
+    return (None if tiers is None else tiers.location(seq)) or "none"
 
 
 def metrics(engine: Engine) -> dict[str, int]:
@@ -55,6 +61,7 @@ def metrics(engine: Engine) -> dict[str, int]:
     scheduler = engine.scheduler
     scheduler.count_tokens()
     counters = scheduler.counters
+    records, moved = engine.records, engine.moved
     return {
         "prompt_tokens_computed": counters.prompt_tokens_computed,
         "generated_tokens": engine.num_generated,
@@ -69,4 +76,10 @@ def metrics(engine: Engine) -> dict[str, int]:
         "running": len(scheduler.running),
         "waiting": len(scheduler.waiting),
         "steps": counters.steps,
+        "stored_blocks": moved.stored_blocks,
+        "loaded_blocks": moved.loaded_blocks,
+        "loaded_tokens": moved.loaded_tokens,
+        "failed_loads": moved.failed_loads,
+        "host_blocks": 0 if records is None else records.num_host,
+        "disk_blocks": 0 if records is None else records.num_disk,
     }

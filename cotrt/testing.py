@@ -53,6 +53,8 @@ class ScriptedModel:
             the character ``chr(i)``.
         max_model_len: tokens that a sequence may have.
         fingerprint: models of the same one can read each other's saved KV.
+        has_device_memory: take the pool for the memory of a device, so that ``swap_space`` gives
+            it a host tier.
     """
 
     backend_name = "scripted"
@@ -68,6 +70,7 @@ class ScriptedModel:
         tokenizer: Any = None,
         max_model_len: int = 1 << 20,
         fingerprint: str = "scripted",
+        has_device_memory: bool = False,
     ) -> None:
         ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
         if vocab_size < 1 or any(not 0 <= i < vocab_size for i in ids):
@@ -78,6 +81,7 @@ class ScriptedModel:
         self.tokenizer = CharTokenizer(vocab_size) if tokenizer is None else tokenizer
         self.max_model_len = max_model_len
         self.fingerprint = fingerprint
+        self.has_device_memory = has_device_memory
         self.plan_options = {
             "kv_bytes_per_token": 4,
             "partial_bytes_per_row": 16,

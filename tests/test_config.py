@@ -87,6 +87,10 @@ def test_an_unknown_option_is_an_error() -> None:
         {"max_model_len": 1},
         {"kv_cache_memory_bytes": 4 << 30},
         {"disk_space": 0},
+        {"disk_space": 1.5, "disk_dir": Path("folder")},
+        {"prefix_cache_dir": Path("folder")},
+        {"prefix_cache_dir": "folder", "disk_space": 1},
+        {"swap_space": 4, "device": "cuda"},
         {"gpu_memory_utilization": 1},
         {"swap_space": 4, "device": "auto"},
         {"swap_space": 0, "device": "cuda:1"},
@@ -145,6 +149,11 @@ def test_allowed(options: dict[str, Any]) -> None:
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0"),
         ({"attention_backend": "flash"}, "attention_backend='flash'.*triton"),
         ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode='raw_logprobs'.*processed"),
+        ({"disk_dir": 3, "disk_space": 1}, "disk_dir=3"),
+        ({"prefix_cache_dir": ""}, "prefix_cache_dir=''"),
+        ({"disk_dir": "folder"}, "disk_dir='folder' with disk_space=0"),
+        ({"disk_dir": "a", "disk_space": 1, "prefix_cache_dir": "b"}, "leave disk_dir out"),
+        ({"prefix_cache_dir": "a", "enable_prefix_caching": False}, "nothing would be read"),
         (
             {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.5},
             "both size the KV pool",
@@ -161,12 +170,8 @@ def test_refused(options: dict[str, Any], message: str) -> None:
     [
         {"trust_remote_code": True},
         {"kv_cache_dtype": "fp8"},
-        {"disk_space": 1.5},
-        {"disk_dir": "folder"},
-        {"prefix_cache_dir": Path("folder")},
         {"deterministic": True, "device": "cuda"},
         {"deterministic": True, "attention_backend": "triton"},
-        {"swap_space": 4, "device": "cuda"},
     ],
 )
 def test_what_is_not_built_is_refused_with_a_way_out(options: dict[str, Any]) -> None:
@@ -193,6 +198,12 @@ def test_options_of_a_gpu_are_refused_on_a_cpu(
         config(device="cpu", **options)
     with pytest.raises(InvalidRequestError, match=message):
         config(**options).check_device("cpu")
+
+
+def test_a_model_object_with_memory_of_its_own_has_a_host_tier() -> None:
+    model = ModelObject()
+    model.has_device_memory = True  # type: ignore[attr-defined]
+    assert config(model=model, swap_space=1).resolve_device() == "cpu"
 
 
 def test_a_model_object_runs_on_the_cpu() -> None:

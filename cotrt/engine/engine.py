@@ -28,6 +28,7 @@ from cotrt.engine.model import StepModel, is_asynchronous
 from cotrt.engine.model_runner import ModelRunner, Pending, StepResult
 from cotrt.engine.promise import Promise, wake
 from cotrt.engine.ranking import Ranking, RankState
+from cotrt.engine.record_stores import RecordSource, RecordStores, TierOptions
 from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, Tail, TokenScores
 from cotrt.errors import (
     BranchPrunedError,
@@ -39,9 +40,12 @@ from cotrt.errors import (
 from cotrt.sampling.seeds import child_seed, root_seed
 from cotrt.tree.attention_planner import CHUNK_TOKENS, AttentionPlanner, PlanCosts
 from cotrt.tree.kv_tree import KVTree
+from cotrt.tree.record_keys import root_key
 from cotrt.tree.scheduler import Scheduler
 from cotrt.tree.sequence import Sequence
 from cotrt.tree.step import Step
+from cotrt.tree.tier_costs import TierCosts
+from cotrt.tree.tiers import TierCounters, Tiers
 from cotrt.tree.tokens import TokenSpan
 from cotrt.tree.work import Work, WorkState
 
@@ -49,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 # Scored logits a step hold at most this many numbers (64 MiB of float32).
 _MAX_SCORED_NUMBERS = 1 << 24
+# With nothing to do but wait for a record, it is looked again after this time at the latest.
+_RECORD_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,16 @@ class Engine:
         processed_logprobs: report log-probabilities of the distribution drawn from.
         deterministic: attention plans of fixed chunks; the model does its own part.
         check_laws: recompute every law when a step has left nothing to do.
+        tiers: where KV goes that leaves the pool; None: nowhere, it is computed again.
 
     Attributes:
         lock: held by whoever reads or changes the tree.
         on_work: called (with the lock held) when there is something to do.
         dead: why nothing works any more, or None.
+        records: where KV lies that has left the pool, or None.
+
+    Raises:
+        OSError: the folder of a disk tier cannot be made or read.
     """
 
     def __init__(
@@ -91,6 +102,7 @@ class Engine:
         processed_logprobs: bool = False,
         deterministic: bool = False,
         check_laws: bool = False,
+        tiers: TierOptions | None = None,
     ) -> None:
         self.model = model
         self.lock = EngineLock()
@@ -115,6 +127,9 @@ class Engine:
         self.num_prunes = 0
         self.num_generated = 0
         self._runner = ModelRunner(model, processed_logprobs=processed_logprobs)
+        self.records: RecordStores | None = None
+        if tiers is not None:
+            self._make_tiers(tiers)
         self._seed = seed
         self._check_laws = check_laws
         self._ids = itertools.count()
@@ -126,6 +141,29 @@ class Engine:
         self._runs_ahead = is_asynchronous(model)
         self._flight: Flight | None = None  # left on the device when a call of step() returned
         self._woken: list[Promise] = []
+
+    # ---- tiers --------------------------------------------------------------------------------
+
+    def _make_tiers(self, options: TierOptions) -> RecordStores:
+        costs, size = TierCosts(always=options.always), self.tree.block_size
+        self.records = RecordStores(self.model, block_size=size, options=options, costs=costs)
+        if self.records.disk is not None:
+            self.records.disk.on_room = lambda: self.on_work()
+        self.tree.tiers = Tiers(
+            self.records,
+            costs,
+            root_key(self.model.fingerprint, size),
+            size,
+            self.model.kv_shape.token_bytes,
+            keep_sealed=options.keep,
+        )
+        self._runner.records = self.records
+        return self.records
+
+    def add_source(self, source: RecordSource) -> None:
+        """KV of `source` is loaded in place of being computed. Under the lock."""
+        records = self.records or self._make_tiers(TierOptions())
+        records.add_source(source)
 
     # ---- verbs on sequences (the caller holds the lock) ---------------------------------------
 
@@ -158,6 +196,7 @@ class Engine:
             internal=internal,
         )
         child.fork_length = length
+        child.num_restorable = min(seq.num_restorable, length)
         if seq.grammar is not None and seq.grammar[1] <= length:
             child.grammar = seq.grammar
         if seq in self.scheduler.sequences:
@@ -202,6 +241,7 @@ class Engine:
             return
         self.tree.truncate_tip(seq, length)
         seq.span = seq.span.truncated(length)
+        seq.num_restorable = min(seq.num_restorable, length)
         if seq.grammar is not None and seq.grammar[1] > length:
             seq.grammar = None
         if not same_draws:
@@ -346,6 +386,8 @@ class Engine:
 
     def _queue(self, work: Work) -> None:
         self.scheduler.add(work)
+        if self.records is not None:
+            self.records.ring()
         self.on_work()
 
     def cancel(self, state: GenerationState | ScoreState | RankState) -> None:
@@ -381,6 +423,7 @@ class Engine:
         Returns:
             False if there was nothing to do.
         """
+        waits = False
         self.lock.acquire_after_others()
         try:
             if self.dead is not None:
@@ -392,6 +435,7 @@ class Engine:
                 self._flush_woken()
                 if self._check_laws and not self.scheduler.has_work:
                     self.check_invariants()
+                waits = self.scheduler.waits_for_records
                 return self.scheduler.has_work
             if step is not None:
                 batch = self._runner.prepare(step)
@@ -402,6 +446,8 @@ class Engine:
             raise
         finally:
             self.lock.release()
+            if waits and self.records is not None:
+                self.records.wait(_RECORD_SECONDS)
         self._flight = None
         if step is not None:
             before = None if flight is None else flight.pending
@@ -446,6 +492,8 @@ class Engine:
             self._flight = None
             if behind is not None:
                 _wait_in_vain(behind)
+                with self.lock:
+                    self.scheduler.forget_stores(behind.step)
             self._after_failed_step(flight.step, error)
             return
         with self.lock:
@@ -467,7 +515,9 @@ class Engine:
 
     def _note_scheduled(self, step: Step) -> None:
         now = time.monotonic()
-        for work in itertools.chain((entry.work for entry in step.entries), step.joined):
+        works = [load.work for load in step.loads]
+        works += [entry.work for entry in step.entries]
+        for work in itertools.chain(works, step.joined):
             state = work.data
             if isinstance(state, GenerationState) and not state.first_scheduled:
                 state.first_scheduled = now
@@ -487,7 +537,7 @@ class Engine:
         for (work, _), row, scores in zip(step.scored, step.plan.scored_rows, result.scored):
             if scores is None:
                 self._end_bad(work, result.row_errors.get(int(row)))
-        self.scheduler.commit(step)
+        self.scheduler.commit(step, result.failed)
         if step.scored:
             self._take_scores(step, result)
         if result.ranked:
@@ -743,6 +793,8 @@ class Engine:
                 "when that goes well (%s)", num_tokens, limit.tokens, error
             )  # fmt: skip
             return
+        if not step.works():  # it only stored what was evicted: that is lost
+            return
         newest = max(step.works(), key=lambda work: work.rank[-1])
         logger.error(
             "the device has no memory for a step of one token: a request ends", exc_info=error
@@ -819,9 +871,17 @@ class Engine:
             )
         seq.keep_until = until
 
+    @property
+    def moved(self) -> TierCounters:
+        """What the tiers did."""
+        return TierCounters() if self.tree.tiers is None else self.tree.tiers.counters
+
     def check_invariants(self) -> None:
         """Recompute every law of the tree and the pool; AssertionError names a broken one."""
         self.tree.check_invariants(list(self.scheduler.sequences))
+        if self.records is not None and self.tree.tiers is not None:
+            self.tree.tiers.check_invariants(self.tree)
+            self.records.check_invariants()
 
 
 def _wait_in_vain(flight: Flight) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ import numpy.typing as npt
 from cotrt.engine.model import AsynchronousModel, StepModel, is_asynchronous
 from cotrt.engine.ranking import Ranking, RankState, rank
 from cotrt.engine.state import GenerationState, TokenScores
+from cotrt.plan import StepPlan
 from cotrt.tree.step import Step
 
 if TYPE_CHECKING:
     import torch
 
+    from cotrt.engine.record_stores import RecordStores
     from cotrt.sampling.sampler import SampleKernel, SampleOutput, SamplingBatch
 
 
@@ -30,12 +33,14 @@ class StepResult:
         scored: one for each scored logit; None where its logits were not finite.
         ranked: one for each draw whose work is a ranking, in their order.
         row_errors: why a logits row is not finite, by its index, where the model says so.
+        failed: keys of records that could not be loaded.
     """
 
     drawn: SampleOutput | None
     scored: list[TokenScores | None]
     ranked: list[Ranking]
     row_errors: Mapping[int, Exception] = field(default_factory=dict)
+    failed: Set[bytes] = frozenset()
 
 
 class Pending:
@@ -71,6 +76,9 @@ class ModelRunner:
     Args:
         model: the model with its KV cache.
         processed_logprobs: report log-probabilities of the distribution that is drawn from.
+
+    Attributes:
+        records: carries out the stores and loads of steps; None where there are no tiers.
     """
 
     def __init__(self, model: StepModel, *, processed_logprobs: bool) -> None:
@@ -78,6 +86,7 @@ class ModelRunner:
         self._processed = processed_logprobs
         self._serial = 0
         self._batch: SamplingBatch | None = None
+        self.records: RecordStores | None = None
         self._ranked: list[int] = []  # those of the step's draws that are rankings
 
     def prepare(self, step: Step) -> SamplingBatch | None:
@@ -140,11 +149,29 @@ class ModelRunner:
         """Compute the step to its end; the arguments are those of `launch`."""
         from cotrt.sampling.sampler import kernel_for
 
-        plan = step.plan
+        failed = self._move(step.plan)
+        if not len(step.plan.input_ids):
+            return StepResult(None, [], [], failed=failed)
+        began = time.perf_counter()
+        logits = self._model.run(step.plan)
+        kernel = kernel_for(self._model.backend_name)
+        result = self._finish(logits, step, batch, num_top, kernel, failed)
+        self._note_step(step, began)
+        return result
+
+    def _move(self, plan: StepPlan) -> frozenset[bytes]:
+        """What comes before a step's rows: stores, copies, loads. Keys that could not be had."""
+        if plan.stores and self.records is not None:
+            self.records.store(plan.stores)
         if plan.copies:
             self._model.copy_blocks(plan.copies)
-        logits = self._model.run(plan)
-        return self._finish(logits, step, batch, num_top, kernel_for(self._model.backend_name))
+        if plan.loads and self.records is not None:
+            return frozenset(self.records.load(plan.loads))
+        return frozenset()
+
+    def _note_step(self, step: Step, began: float) -> None:
+        if self.records is not None:
+            self.records.note_step(len(step.plan.input_ids), time.perf_counter() - began)
 
     def _enqueue(
         self,
@@ -158,26 +185,32 @@ class ModelRunner:
         from cotrt.sampling.sampler import SampleOutput, sample_on_device, samples_on_device
 
         plan = step.plan
-        if plan.copies:
-            model.copy_blocks(plan.copies)
+        failed = self._move(plan)
+        if not len(plan.input_ids):
+            return Pending(lambda: StepResult(None, [], [], failed=failed))
+        began = time.perf_counter()
         logits = model.run(plan, None if before is None else before.token_ids)
         if not step.draws and not step.scored:
             copied = model.fetch(logits)  # of no rows: it says when the KV is there
 
             def wait_for_kv() -> StepResult:
                 copied.wait()
-                return StepResult(None, [], [])
+                self._note_step(step, began)
+                return StepResult(None, [], [], failed=failed)
 
             return Pending(wait_for_kv, is_done=False)
         if batch is None or step.scored or self._ranked or not samples_on_device(batch):
-            result = self._finish(logits, step, batch, num_top, _to_host(model.sample))
+            kernel = _to_host(model.sample)
+            result = self._finish(logits, step, batch, num_top, kernel, failed)
             return Pending(lambda: result)
         drawn = sample_on_device(logits, batch, model.sample)
         copies = model.fetch(*drawn)
 
         def wait_for_draws() -> StepResult:
             token_ids, logprobs, bad = (tensor.numpy() for tensor in copies.wait())
-            return StepResult(SampleOutput(token_ids, logprobs, bad), [], [])
+            if before is None:
+                self._note_step(step, began)
+            return StepResult(SampleOutput(token_ids, logprobs, bad), [], [], failed=failed)
 
         return Pending(wait_for_draws, is_done=False, token_ids=drawn[0])
 
@@ -188,6 +221,7 @@ class ModelRunner:
         batch: SamplingBatch | None,
         num_top: list[int],
         kernel: SampleKernel | None,
+        failed: frozenset[bytes],
     ) -> StepResult:
         """Scores, draws and rankings, on the host when this returns."""
         from cotrt.sampling.sampler import sample_batch
@@ -200,7 +234,7 @@ class ModelRunner:
             states = [step.draws[i].data for i in self._ranked]
             ranked = rank(logits, plan.sample_rows[self._ranked], states)
         row_errors = getattr(self._model, "row_errors", {})
-        return StepResult(drawn, scored, ranked, row_errors)
+        return StepResult(drawn, scored, ranked, row_errors, failed)
 
 
 def _failed(error: Exception) -> Pending:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Of a branch that is first seen, so many of its last tokens are shown.
 _TAIL_TOKENS = 1500
-FREE, PRIVATE, SHARED, CACHED = range(4)
+FREE, PRIVATE, SHARED, CACHED, HOST, DISK = range(6)
 
 
 class _Seen:
@@ -66,6 +66,8 @@ class LiveView:
                 free=pool.num_free,
                 in_use=pool.num_in_use,
                 cached=pool.num_cached,
+                host=numbers["host_blocks"],
+                disk=numbers["disk_blocks"],
             )
         told: dict[str, Any] = {}
         branches = [self._told(*each) for each in fresh]
@@ -151,7 +153,10 @@ class LiveView:
 
 
 def _block_states(engine: Engine) -> list[int]:
-    """Every block's state in order, as runs: state, count, state, count, ..."""
+    """Every block's state in order, as runs: state, count, state, count, ...
+
+    Blocks in host memory and on disk come after those of the pool.
+    """
     tree, pool = engine.tree, engine.tree.pool
     holders = np.array(pool.holders)
     sealed = np.frombuffer(pool.sealed, np.uint8) != 0
@@ -172,4 +177,8 @@ def _block_states(engine: Engine) -> list[int]:
     edges = np.flatnonzero(np.diff(states)) + 1
     starts = np.concatenate([[0], edges])
     counts = np.diff(np.concatenate([starts, [len(states)]]))
-    return [int(x) for pair in zip(states[starts], counts) for x in pair]
+    runs = [int(x) for pair in zip(states[starts], counts) for x in pair]
+    if engine.records is not None:
+        for state, count in ((HOST, engine.records.num_host), (DISK, engine.records.num_disk)):
+            runs += [state, count] if count else []
+    return runs

@@ -29,6 +29,10 @@ _COUNTERS = {
     "copies_on_write": ("cotrt:copies_on_write", "KV blocks copied at a first write."),
     "prunes": ("cotrt:prunes", "Branches pruned."),
     "evicted_blocks": ("cotrt:evicted_blocks", "Cached KV blocks evicted."),
+    "stored_blocks": ("cotrt:stored_blocks", "KV blocks moved to host memory or disk."),
+    "loaded_blocks": ("cotrt:loaded_blocks", "KV blocks loaded in place of computing."),
+    "loaded_tokens": ("cotrt:loaded_tokens", "Tokens whose KV was loaded."),
+    "failed_loads": ("cotrt:failed_loads", "KV records that could not be read."),
     "steps": ("cotrt:steps", "Steps of the engine."),
     "generated_tokens": ("vllm:generation_tokens", "Tokens sampled."),
 }

@@ -6,9 +6,13 @@ import bisect
 import heapq
 import itertools
 from collections.abc import Sequence as SequenceABC
+from typing import TYPE_CHECKING
 
 from cotrt.tree.block_pool import BlockPool
 from cotrt.tree.sequence import Sequence
+
+if TYPE_CHECKING:
+    from cotrt.tree.tiers import Tiers
 
 Key = tuple[int, ...]
 Evictable = tuple[int, int, int, "Node"]  # kind, last_used, a tie-break; the node
@@ -29,6 +33,7 @@ class Node:
         num_live: tips, plus children that are live. A node without any is cached.
         pruned: it lost its last holder by a prune, so it is evicted first.
         last_used: clock value of the loss of its last holder.
+        record_keys: keys of its first blocks, as far as a tier or a save has asked for them.
     """
 
     __slots__ = (
@@ -42,6 +47,7 @@ class Node:
         "parent",
         "path_hash",
         "pruned",
+        "record_keys",
         "sorted_keys",
         "start",
         "tips",
@@ -61,6 +67,7 @@ class Node:
         self.last_used = 0
         self.path_hash = 0  # kept by counting.PathHasher: covers the first num_hashed blocks
         self.num_hashed = -1
+        self.record_keys: list[bytes] = []
 
     def add_child(self, child: Node) -> None:
         self.children[child.keys[0]] = child
@@ -92,6 +99,7 @@ class KVTree:
         self.version = 0  # grows when a tail becomes shared or a block is exchanged
         self.num_copies_on_write = 0
         self.num_evicted = 0
+        self.tiers: Tiers | None = None  # told of what is sealed, pruned and evicted
         self._evictable: list[Evictable] = []
         self._tiebreak = itertools.count()
 
@@ -201,6 +209,8 @@ class KVTree:
             for block in node.blocks:
                 self.pool.release(block)
             node.pruned = pruned
+            if pruned and self.tiers is not None:
+                self.tiers.pruned(node.blocks)
             self.clock += 1
             node.last_used = self.clock
             if not node.children:
@@ -219,7 +229,12 @@ class KVTree:
         return need
 
     def can_allocate(self, num_blocks: int) -> bool:
-        return self.pool.num_free + self.pool.num_cached >= num_blocks
+        return self.num_available >= num_blocks
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had without taking any from a holder."""
+        return self.pool.num_free + self.pool.num_cached
 
     def reserve(self, seq: Sequence, num_tokens: int) -> tuple[int, int] | None:
         """Give `seq` blocks for its next `num_tokens`, evicting cached ones.
@@ -290,6 +305,8 @@ class KVTree:
             node.blocks.append(block)
             node.keys.append(key)
             node.end += self.block_size
+            if self.tiers is not None:
+                self.tiers.sealed(node)
             return
         child = Node(node, node.end)
         child.blocks.append(block)
@@ -300,6 +317,8 @@ class KVTree:
         node.add_child(child)
         del node.tips[seq]  # num_live of `node` stays: a tip less, a live child more
         seq.node = child
+        if self.tiers is not None:
+            self.tiers.sealed(child)
 
     # ---- matching -----------------------------------------------------------------------------
 
@@ -374,6 +393,7 @@ class KVTree:
         node.blocks, node.keys = node.blocks[count:], node.keys[count:]
         node.start = upper.end
         node.num_hashed = -1
+        upper.record_keys, node.record_keys = node.record_keys[:count], node.record_keys[count:]
         upper.add_child(node)
         return upper
 
@@ -394,8 +414,11 @@ class KVTree:
                 heapq.heappop(self._evictable)
                 continue
             node = self._evictable[0][-1]
+            if self.tiers is not None and not node.pruned:
+                self.tiers.evicting(node)
             block = node.blocks.pop()
             key = node.keys.pop()
+            del node.record_keys[len(node.blocks) :]
             node.end -= self.block_size
             node.num_hashed = -1
             self.pool.unseal(block)

@@ -39,8 +39,15 @@ def reclaim_idle(tree: KVTree, sequences: Iterable[Sequence], fits: Callable[[],
             if fits():
                 return True
             if holds_kv(seq) and not (only_alone and tree.blocks_alone(seq) == 0):
-                tree.release(seq)
+                give_up(tree, seq)
     return fits()
+
+
+def give_up(tree: KVTree, seq: Sequence) -> None:
+    """Release a living sequence's KV for others; a tier may keep what nobody else holds."""
+    if tree.tiers is not None:
+        tree.tiers.releasing(seq)
+    tree.release(seq)
 
 
 def choose_victim(tree: KVTree, running: list[Work], below: Work) -> Work | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +23,9 @@ from cotrt.plan import StepPlan
 from cotrt.tree.attention_planner import AttentionPlanner
 from cotrt.tree.counting import SeenTokens, token_hashes
 from cotrt.tree.kv_tree import KVTree, common_prefix
-from cotrt.tree.memory_pressure import choose_victim, reclaim_idle
+from cotrt.tree.memory_pressure import choose_victim, give_up, reclaim_idle
 from cotrt.tree.sequence import Sequence
-from cotrt.tree.step import Entry, Step
+from cotrt.tree.step import Entry, LoadEntry, Step
 from cotrt.tree.step_builder import StepBuilder
 from cotrt.tree.step_limit import StepLimit
 from cotrt.tree.work import Work, WorkState
@@ -85,6 +86,7 @@ class Scheduler:
         self._version = -1  # of the tree, when the last step was scheduled
         self._serial = itertools.count(1)
         self._exhausted: list[Work] = []
+        self.waits_for_records = False  # a work of the last schedule needs a record that is read
 
     # ---- sequences and works ------------------------------------------------------------------
 
@@ -116,7 +118,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting) or self._has_stores
+
+    @property
+    def _has_stores(self) -> bool:
+        return self.tree.tiers is not None and self.tree.tiers.has_stores
 
     def take_exhausted(self) -> list[Work]:
         """Works that alone outgrew the pool, to be ended by the engine."""
@@ -128,6 +134,7 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next step, or None if nothing can run."""
         last, self._last = self._last, None
+        self.waits_for_records = False
         if last is not None:
             if self.tree.version == self._version:
                 assert last.next_ids is not None
@@ -144,9 +151,9 @@ class Scheduler:
         for index, work in enumerate(running):
             if work.state is WorkState.RUNNING:
                 self._schedule_running(builder, work, len(running) - index - 1)
-        if self.counters.preemptions == preemptions or not builder.entries:
+        if self.counters.preemptions == preemptions or not (builder.entries or builder.loads):
             self._admit(builder)
-        if not builder.entries:
+        if not (builder.entries or builder.loads or self._has_stores):
             return None
         step = builder.build(self._planner, next(self._serial))
         step.is_decode = (
@@ -163,6 +170,8 @@ class Scheduler:
         A long prompt takes at most half of a step's budget while others wait to begin, so that
         a short request does not wait for the end of a long one.
         """
+        if work.load is not None and self._load_running(builder, work):
+            return
         limit = builder.tokens_left - num_behind
         if any(waiting.leader is None for waiting in self.waiting):
             limit = min(limit, self.limit.tokens // 2)
@@ -180,7 +189,7 @@ class Scheduler:
             victim = choose_victim(self.tree, self.running, work)
             if victim is not None:
                 self._preempt(victim)
-            elif len(self.running) > 1 or builder.entries:
+            elif len(self.running) > 1 or builder.entries or builder.loads:
                 self._preempt(work)
                 return
             elif not self.tree.drop_view(work.seq):
@@ -190,13 +199,46 @@ class Scheduler:
                 rows = builder.rows_for(work, limit)
         builder.add(work, rows)
 
+    def _load_running(self, builder: StepBuilder, work: Work) -> bool:
+        """Records for a running work; False where it has to compute instead."""
+        count = self._num_ready(builder, work)
+        if count == 0:
+            return work.load is not None
+
+        def fits() -> bool:
+            return self.tree.can_allocate(1)
+
+        while not fits() and not reclaim_idle(self.tree, self.sequences, fits):
+            victim = choose_victim(self.tree, self.running, work)
+            if victim is None:
+                work.load = None  # what it holds is all there is; computing decides what then
+                return False
+            self._preempt(victim)
+        builder.add_load(work, min(count, self.tree.num_available))
+        return True
+
+    def _num_ready(self, builder: StepBuilder, work: Work) -> int:
+        """Records that a work can take in now; gives its load up where reading takes too long."""
+        tiers, load = self.tree.tiers, work.load
+        assert tiers is not None and load is not None
+        if builder.load_bytes_left <= 0:
+            return 0
+        count = tiers.num_ready(load, builder.load_bytes_left)
+        if count == 0:
+            if tiers.is_overdue(load):
+                work.load = None
+            else:
+                self.waits_for_records = True
+        return count
+
     def _preempt(self, work: Work) -> None:
         self.counters.preemptions += 1
         work.num_preempted += 1
         self.running.remove(work)
         work.state = WorkState.WAITING
-        work.leader = None
-        self.tree.release(work.seq)
+        work.leader = work.load = None
+        work.num_searched = -1
+        give_up(self.tree, work.seq)
         bisect.insort(self.waiting, work, key=lambda w: w.rank)
 
     def _admit(self, builder: StepBuilder) -> None:
@@ -216,6 +258,8 @@ class Scheduler:
                 self.tree.truncate_tip(seq, work.match_limit)
             if self._match_prompts or leader is not None:
                 self.tree.advance(seq, work.match_limit)
+            elif seq.num_restorable:
+                self.tree.advance(seq, min(work.match_limit, seq.num_restorable))
             entry = self._find_leader(builder, work)
             if entry is not None:
                 self._count_reused(work, max(work.wait_until, seq.num_computed))
@@ -224,6 +268,16 @@ class Scheduler:
                     continue
                 if work.wait_until > seq.num_computed:
                     work.leader = entry.work
+                    continue
+            if self.tree.tiers is not None and self._find_load(work):
+                count = self._records_with_room(builder, work, bool(started))
+                if count is None:
+                    break
+                if work.load is not None:
+                    if count:
+                        self._count_reused(work, max(work.load.end, seq.num_computed))
+                        builder.add_load(work, count)
+                        self._start(work, started)
                     continue
             rows = self._rows_with_room(builder, work, bool(started))
             if rows == 0:
@@ -235,6 +289,43 @@ class Scheduler:
             self.waiting.remove(work)
             bisect.insort(self.running, work, key=lambda w: w.rank)
         builder.started = started
+
+    def _find_load(self, work: Work) -> bool:
+        """Whether a tier has records of a waiting work's next tokens."""
+        seq, tiers = work.seq, self.tree.tiers
+        assert tiers is not None
+        load = work.load
+        if load is not None and load.start != seq.node.end:  # others have brought some, or it
+            work.load, work.num_searched = None, -1  # had to give up what it had
+        if work.load is None and work.num_searched != seq.num_computed:
+            limit = work.match_limit
+            if not self._match_prompts:
+                limit = min(limit, seq.num_restorable)
+            work.load = tiers.find(seq, limit)
+            work.num_searched = seq.num_computed
+        return work.load is not None
+
+    def _records_with_room(self, builder: StepBuilder, work: Work, others: bool) -> int | None:
+        """Records that a waiting work can start with; None if it has to wait for room.
+
+        0 where they have to be read first, or with ``work.load`` gone: it has to compute.
+        """
+        count = self._num_ready(builder, work)
+        if count == 0:
+            return 0
+
+        def fits() -> bool:
+            return self.tree.can_allocate(count + len(self.running))
+
+        idle = [seq for seq in self.sequences if seq is not work.seq]
+        if fits() or reclaim_idle(self.tree, idle, fits):
+            return count
+        if others or self.running:
+            return None
+        count = min(count, self.tree.num_available)
+        if count == 0:
+            work.load = None
+        return count
 
     def _start(self, work: Work, started: list[Work]) -> None:
         work.state = WorkState.RUNNING  # at once: from here on its KV is not for others to take
@@ -385,6 +476,7 @@ class Scheduler:
                 attention=attention,
                 logits_rows=plan.logits_rows,
                 sample_rows=plan.sample_rows,
+                stores=() if tree.tiers is None else tree.tiers.take_stores(),
             ),
             entries=last.entries,
             draws=last.draws,
@@ -397,8 +489,14 @@ class Scheduler:
 
     # ---- update -------------------------------------------------------------------------------
 
-    def commit(self, step: Step) -> None:
-        """The model has run `step`: what it computed becomes visible to everybody."""
+    def commit(self, step: Step, failed: Collection[bytes] = ()) -> None:
+        """The model has run `step`: what it computed and loaded becomes visible to everybody.
+
+        Args:
+            failed: keys of records that could not be read.
+        """
+        if step.plan.stores:
+            self.forget_stores(step)
         if step.dropped is not None and step.dropped.all():
             return  # without running ahead it would not have been
         self.counters.steps += 1
@@ -425,6 +523,9 @@ class Scheduler:
             seq.hash_length = seq.num_computed
             if seq.num_computed == work.target:
                 self._share_with_ancestors(seq)
+        for load in step.loads:
+            if load.work.state is WorkState.RUNNING:
+                self._commit_load(load, failed)
         for work in step.joined:
             if work.state is WorkState.RUNNING:
                 self.tree.advance(work.seq, work.target)
@@ -439,9 +540,11 @@ class Scheduler:
         self.disturb()
         for work, logits_from in step.wanted:
             work.logits_from = logits_from
-        for entry in step.entries:
-            if entry.work.state is WorkState.RUNNING:
-                self.tree.trim(entry.work.seq)
+        self.forget_stores(step)
+        works = [entry.work for entry in step.entries] + [load.work for load in step.loads]
+        for work in works:
+            if work.state is WorkState.RUNNING:
+                self.tree.trim(work.seq)
         unsure = {destination for _, destination in step.plan.copies}
         for seq in self.sequences if unsure else ():
             if seq.private and seq.private[0] in unsure:
@@ -451,6 +554,29 @@ class Scheduler:
                 self.running.remove(work)
                 work.state = WorkState.WAITING
                 bisect.insort(self.waiting, work, key=lambda w: w.rank)
+
+    def forget_stores(self, step: Step) -> None:
+        """The stores of `step` were carried out, or it failed."""
+        if self.tree.tiers is not None:
+            self.tree.tiers.stored(step.plan.stores)
+
+    def _commit_load(self, entry: LoadEntry, failed: Collection[bytes]) -> None:
+        work, load, tiers = entry.work, entry.load, self.tree.tiers
+        assert tiers is not None
+        sizes = entry.sizes
+        for index, key in enumerate(entry.keys):
+            if key in failed:
+                sizes = sizes[:index]
+                tiers.counters.failed_loads += 1
+                work.load = None
+                break
+        tiers.loaded(load, len(sizes), sum(sizes))
+        self.tree.commit(work.seq, sum(sizes))
+        self.tree.trim(work.seq)
+        if load.at == len(load.keys):
+            work.load = None
+        if work.seq.num_computed >= work.target:
+            self._share_with_ancestors(work.seq)
 
     def lengthen_next(self, step: Step, token_ids: npt.NDArray[np.int32]) -> None:
         """Every draw of the decode step `step` goes on with its token of `token_ids` ``[T]``."""

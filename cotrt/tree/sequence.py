@@ -49,6 +49,8 @@ class Sequence:
         internal: a temporary of the engine (scoring), invisible to the program.
         grammar: (structured_outputs, position) of the last generate that followed a grammar, for
             one that goes on with it; inherited by forks.
+        num_restorable: leading tokens whose KV it had when it last gave that up for others; where
+            prompts are not matched, no more than these are taken from a tier.
         hash, hash_length: path hash of the first hash_length tokens (see counting.py).
     """
 
@@ -70,6 +72,7 @@ class Sequence:
         "metadata",
         "node",
         "num_forks",
+        "num_restorable",
         "choice",
         "ended_at",
         "order",
@@ -103,6 +106,7 @@ class Sequence:
         self.forks: list[weakref.ref[Sequence]] | None = None
         self.sweep_at = _MIN_SWEPT
         self.num_forks = 0
+        self.num_restorable = 0
         self.fork_length = span.start
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.seed = seed

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.plan import StepPlan
+from cotrt.tree.tiers import Load
 from cotrt.tree.work import Work
 
 
@@ -32,6 +33,16 @@ class Entry:
 
 
 @dataclass(slots=True)
+class LoadEntry:
+    """The next records of a work's load: their keys, and the tokens of each."""
+
+    work: Work
+    load: Load
+    keys: list[bytes]
+    sizes: list[int]
+
+
+@dataclass(slots=True)
 class Step:
     """A plan and its bookkeeping.
 
@@ -40,6 +51,7 @@ class Step:
         draws: the work of each draw, in the order of ``plan.sample_rows``.
         scored: ``(work, position)`` of each scored logit, in the order of ``plan.scored_rows``.
         joined: works that take part through another's rows only.
+        loads: records by work.
         is_decode: one row and one draw a work, all new; the next step may only lengthen this one.
         serial: equal for steps that only lengthen each other.
         hashes: ``[T]`` path hash after each row; sampled: ``[T]`` whether its token was sampled.
@@ -57,6 +69,7 @@ class Step:
     draws: list[Work]
     scored: list[tuple[Work, int]] = field(default_factory=list)
     joined: list[Work] = field(default_factory=list)
+    loads: list[LoadEntry] = field(default_factory=list)
     is_decode: bool = False
     serial: int = 0
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
@@ -78,4 +91,5 @@ class Step:
         found = dict.fromkeys(entry.work for entry in self.entries)
         found.update(dict.fromkeys(self.joined + self.draws))
         found.update(dict.fromkeys(work for work, _ in self.scored))
+        found.update(dict.fromkeys(load.work for load in self.loads))
         return list(found)

@@ -8,7 +8,7 @@ from cotrt.plan import StepPlan
 from cotrt.tree.attention_planner import AttentionPlanner, PlanLeaf
 from cotrt.tree.counting import path_hash, token_hashes
 from cotrt.tree.kv_tree import KVTree, Node
-from cotrt.tree.step import Entry, Step
+from cotrt.tree.step import Entry, LoadEntry, Step
 from cotrt.tree.work import Work
 
 
@@ -29,7 +29,11 @@ class StepBuilder:
         self.by_node: dict[Node, list[Entry]] = {}  # by the node in which their sequences end
         self.joined: list[Work] = []
         self.started: list[Work] = []
+        self.loads: list[LoadEntry] = []
+        tiers = tree.tiers
+        self.load_bytes_left = 0 if tiers is None else tiers.step_bytes()
         self._num_rows = 0
+        self._load_pairs: list[tuple[bytes, int, int]] = []
         self._copies: dict[int, int] = {}  # destination -> source
         self._logits_rows: dict[int, int] = {}  # row -> index among the logits rows
         self._draws: list[tuple[Work, int]] = []
@@ -75,6 +79,24 @@ class StepBuilder:
         self._num_rows += rows
         self.tokens_left -= rows
         self._take(work, entry, end)
+
+    def add_load(self, work: Work, num_records: int) -> None:
+        """Schedule the next `num_records` of ``work.load``; the blocks are known to be there."""
+        seq, load, tree = work.seq, work.load, self._tree
+        assert load is not None and load.start == seq.node.end and tree.tiers is not None
+        tree.truncate_tip(seq, seq.node.end)  # the first record has what the tail holds, and more
+        taken = slice(load.at, load.at + num_records)
+        entry = LoadEntry(work, load, load.keys[taken], load.sizes[taken])
+        for key, size in zip(entry.keys, entry.sizes, strict=True):
+            block = tree.allocate()
+            seq.private.append(block)
+            self._load_pairs.append((key, block, size))
+            self.load_bytes_left -= size * tree.tiers.token_bytes
+        self.loads.append(entry)
+        # Others can follow it: it goes on to compute what it does not find.
+        rows = Entry(work, seq.num_computed, 0, self._num_rows, 0)
+        self.by_work[work] = rows
+        self.by_node.setdefault(seq.node, []).append(rows)
 
     def take_logits(self, work: Work, entry: Entry) -> bool:
         """Logits that `work` wants and `entry`, of another work with the same path, has.
@@ -132,6 +154,7 @@ class StepBuilder:
         input_ids = np.array(ids, np.int32)
         logits_rows = np.fromiter(self._logits_rows, np.int32, len(self._logits_rows))
         draws = [work for work, _ in self._draws]
+        tiers = self._tree.tiers
         sample_rows = np.array([index for _, index in self._draws], np.int32)
         plan = StepPlan(
             input_ids=input_ids,
@@ -145,10 +168,13 @@ class StepBuilder:
             scored_tokens=np.array(
                 [work.seq.ids(p + 1, p + 2)[0] for work, p, _ in self._scored], np.int32
             ),
+            stores=() if tiers is None else tiers.take_stores(is_idle=not self.entries),
+            loads=tuple(self._load_pairs),
         )
         is_decode = (
-            len(draws) == len(self.entries) == self._num_rows == len(logits_rows)
+            0 < len(draws) == len(self.entries) == self._num_rows == len(logits_rows)
             and not self._scored
+            and not self.loads
             and bool((slots >= 0).all())
         )
         return Step(
@@ -159,10 +185,11 @@ class StepBuilder:
             joined=self.joined,
             started=self.started,
             wanted=list(self._wanted.items()),
+            loads=self.loads,
             is_decode=is_decode,
             serial=serial,
             hashes=self._hashes(base, positions, input_ids, slots >= 0),
-            sampled=np.frombuffer(b"".join(sampled), np.bool_),
+            sampled=np.frombuffer(bytearray().join(sampled), np.bool_),
         )
 
     def _slots(self, entry: Entry) -> np.ndarray:
@@ -179,6 +206,8 @@ class StepBuilder:
         self, base: np.ndarray, positions: np.ndarray, ids: np.ndarray, new: np.ndarray
     ) -> np.ndarray:
         """``[T]`` path hash after each new row: its entry's base plus the words up to it."""
+        if not self.entries:
+            return base
         words = np.where(new, token_hashes(positions, ids.astype(np.int64)), np.uint64(0))
         total = np.cumsum(words, dtype=np.uint64)
         first = np.array([entry.first_row for entry in self.entries])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotrt.tree.sequence import Sequence
+
+if TYPE_CHECKING:
+    from cotrt.tree.tiers import Load
 
 Rank = tuple[int, tuple[int, ...], int]
 
@@ -34,6 +37,8 @@ class Work:
         num_reused: tokens whose KV was there, or being computed, when first scheduled; None
             before that.
         num_preempted: how often its KV was dropped to make room for others.
+        load: records of its next tokens, which it takes in before it computes; None without any.
+        num_searched: its computed tokens when no record was found; -1 before the first search.
         data: the engine's own record (parameters, collected output).
     """
 
@@ -42,8 +47,10 @@ class Work:
     __slots__ = (
         "data",
         "leader",
+        "load",
         "logits_from",
         "num_preempted",
+        "num_searched",
         "counts_reuse",
         "num_reused",
         "rank",
@@ -73,6 +80,8 @@ class Work:
         self.counts_reuse = True
         self.num_reused: int | None = None
         self.num_preempted = 0
+        self.load: Load | None = None
+        self.num_searched = -1
         self.data = data
 
     @property

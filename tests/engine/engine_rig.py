@@ -17,6 +17,7 @@ from cotrt import runtime as runtime_module
 from cotrt.branch import Branch
 from cotrt.engine.driver import Driver
 from cotrt.engine.engine import Engine
+from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.models.tokenizer import Tokenizer
 from cotrt.params import SamplingParams
@@ -49,7 +50,8 @@ class LoggedModel(ScriptedModel):
     """A ScriptedModel that remembers every (path, token) it computed.
 
     Attributes:
-        computed: paths of the rows whose KV was written.
+        computed: paths of the rows whose KV was written; known: those of KV that an earlier model
+            has computed.
         num_rows: rows of all steps; num_logits_rows: logits rows of all steps.
         expected: called before a step runs; gives the path that each row has to see.
         in_flight: called, in order, while a step is running, once the model has run.
@@ -64,10 +66,12 @@ class LoggedModel(ScriptedModel):
         options = {"vocab_size": VOCAB, "eos_token_id": EOS, **options}
         super().__init__(next_probs, **options)
         self.computed: set[tuple[int, ...]] = set()
+        self.known: set[tuple[int, ...]] = set()
         self.num_rows = 0
         self.num_logits_rows = 0
         self.steps: list[StepPlan] = []
         self.expected: Callable[[], list[list[int]]] | None = None
+        self.on_load: Callable[[int], None] | None = None
         self.in_flight: collections.deque[Callable[[], Any]] = collections.deque()
         self.fail: BaseException | None = None
         self.broken: BaseException | None = None
@@ -81,6 +85,12 @@ class LoggedModel(ScriptedModel):
             self.num_shortages += 1
             raise MemoryError("made to fail: no memory for a copy")
         super().copy_blocks(pairs)
+
+    def write_blocks(self, blocks: Sequence[int], records: Any) -> None:
+        for block in blocks:
+            if self.on_load is not None:
+                self.on_load(block)
+        super().write_blocks(blocks, records)
 
     def run(self, step: StepPlan) -> torch.Tensor:
         if self.room is not None and len(step.input_ids) > self.room:
@@ -121,7 +131,7 @@ class LoggedModel(ScriptedModel):
             if slot >= 0:
                 self.computed.add(tuple(path))
             else:
-                assert tuple(path) in self.computed
+                assert tuple(path) in self.computed or tuple(path) in self.known
         return logits
 
 
@@ -150,6 +160,7 @@ class Rig:
         seed: int = 0,
         model: Any = None,
         check: bool = True,
+        tiers: TierOptions | None = None,
         **model_options: Any,
     ) -> None:
         self.model = LoggedModel(**model_options) if model is None else model
@@ -161,6 +172,7 @@ class Rig:
             max_num_batched_tokens=max_num_batched_tokens,
             match_prompts=match_prompts,
             seed=seed,
+            tiers=tiers,
         )
         self.tree, self.scheduler = self.engine.tree, self.engine.scheduler
         with mock.patch.object(runtime_module, "Driver", StillDriver):
@@ -177,6 +189,7 @@ class Rig:
         self.scheduler.schedule = self._remember_step  # type: ignore[method-assign]
         if isinstance(self.model, LoggedModel):
             self.model.expected = self._expected_paths
+            self.model.on_load = self._check_load
 
     def _remember_step(self) -> Any:
         self.last_step = self._schedule()
@@ -190,6 +203,13 @@ class Rig:
             if slot >= 0:
                 self._check_write(seq, *divmod(slot, self.tree.block_size))
         return [seq.ids(0, position + 1) for seq, position in zip(owners, positions, strict=True)]
+
+    def _check_load(self, block: int) -> None:
+        """Nobody sees the block that a record goes to before the step is over."""
+        assert not self.tree.pool.sealed[block], f"a record goes into sealed block {block}"
+        for seq in self.scheduler.sequences:
+            seen = -(-seq.private_len // self.tree.block_size)
+            assert block not in seq.private[:seen], f"a record goes under {seq.id}"
 
     def _check_write(self, writer: Any, block: int, offset: int) -> None:
         """The slot is in no sealed block, and nobody but the writer sees it."""

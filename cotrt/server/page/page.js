@@ -101,7 +101,6 @@ function showStats(stats) {
   $("s-reused").textContent = (100 * stats.reused_share).toFixed(1) + "%";
   $("s-forks").textContent = stats.forks;
   $("s-generated").textContent = stats.generated_tokens;
-  for (const name of ["host", "disk"]) $("b-" + name).textContent = stats[name] ?? 0;
 }
 
 // ---- the list ---------------------------------------------------------------------------------
@@ -331,7 +330,7 @@ $("branches").addEventListener("keydown", (event) => {
 
 // ---- the block map ----------------------------------------------------------------------------
 
-const STATES = ["free", "private", "shared", "cached"];
+const STATES = ["free", "private", "shared", "cached", "host", "disk"];
 
 function drawMap() {
   const canvas = $("map"), scale = devicePixelRatio || 1;
@@ -339,7 +338,7 @@ function drawMap() {
   if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
   const style = getComputedStyle(document.documentElement), context = canvas.getContext("2d");
   const colours = STATES.map((name) => style.getPropertyValue("--" + name).trim());
-  const counts = [0, 0, 0, 0];
+  const counts = STATES.map(() => 0);
   let total = 0;
   for (let i = 0; i < blocks.length; i += 2) { counts[blocks[i]] += blocks[i + 1]; total += blocks[i + 1]; }
   context.clearRect(0, 0, width, height);
@@ -354,7 +353,7 @@ function drawMap() {
     size -= 1;
     columns = Math.floor(width / size);
   }
-  const gap = size > 4 * scale ? scale : 0, rank = [0, 2, 3, 1];
+  const gap = size > 4 * scale ? scale : 0, rank = [0, 4, 5, 3, 2, 1];
   let block = 0, best = new Uint8Array(cells);
   for (let i = 0; i < blocks.length; i += 2) {
     for (let k = 0; k < blocks[i + 1]; k++, block++) {
@@ -367,7 +366,7 @@ function drawMap() {
     context.fillRect((cell % columns) * size, Math.floor(cell / columns) * size, size - gap, size - gap);
   }
   STATES.forEach((name, i) => setText($("b-" + name), counts[i]));
-  setText($("map-text"), `${total} blocks` + (perCell > 1 ? `, ${perCell} a cell` : ""));
+  setText($("map-text"), `${total - counts[4] - counts[5]} blocks` + (perCell > 1 ? `, ${perCell} a cell` : ""));
 }
 
 function frame() {

@@ -1,0 +1,340 @@
+"""The disk tier: bounded files, whole or not at all, whoever else is in the folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cotrt.engine import record_file
+from cotrt.engine.disk_store import DiskStore
+from cotrt.engine.private_folder import PrivateFolder, remove_abandoned
+from cotrt.plan import UInt8
+
+RECORD = 5000
+MIB = 1 << 20
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "little")
+
+
+def record(number: int, size: int = RECORD) -> UInt8:
+    return np.random.default_rng(number).integers(0, 256, size, dtype=np.uint8)
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., DiskStore]]:
+    stores: list[DiskStore] = []
+
+    def make(folder: Path, max_bytes: int = 4 * MIB, *, keep: bool = True) -> DiskStore:
+        stores.append(DiskStore(folder, max_bytes, record_bytes=RECORD, keep=keep))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+Made = Callable[..., DiskStore]
+
+
+def test_a_record_is_read_as_it_was_put(made: Made, tmp_path: Path) -> None:
+    store = made(tmp_path)
+    mine = record(1)
+    store.put(key(1), 16, mine)
+    mine[:] = 0  # it was copied
+    assert key(1) in store and np.array_equal(store.read(key(1)), record(1))
+    assert store.flush(30) and not store.is_staged(key(1))
+    assert np.array_equal(store.read(key(1)), record(1))
+    store.put(key(2), 3, record(2, 900))
+    assert store.has_tails and np.array_equal(store.read(key(2)), record(2, 900))
+    assert key(3) not in store and store.read(key(3)) is None
+    store.check_invariants()
+
+
+def test_a_kept_folder_serves_the_next_store(made: Made, tmp_path: Path) -> None:
+    first = made(tmp_path / "deep" / "cache")
+    for number in range(20):
+        first.put(key(number), 16, record(number))
+    first.close()
+    second = made(tmp_path / "deep" / "cache")
+    assert len(second) == 20
+    assert all(np.array_equal(second.read(key(n)), record(n)) for n in range(20))
+    assert (tmp_path / "deep" / "cache").stat().st_mode & 0o077 == 0
+
+
+def test_the_least_recently_used_go_first(made: Made, tmp_path: Path) -> None:
+    size = RECORD + record_file.HEADER_BYTES
+    store = made(tmp_path, 10 * size)
+    for number in range(10):
+        store.put(key(number), 16, record(number))
+        assert store.flush(30)
+    assert store.read(key(0)) is not None
+    store.touch(key(1))
+    for number in range(10, 15):
+        store.put(key(number), 16, record(number))
+        assert store.flush(30)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("*.kv"))) > 10 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    there = {n for n in range(15) if store.read(key(n)) is not None}
+    assert there == {0, 1, 7, 8, 9, 10, 11, 12, 13, 14}
+    assert sum(p.stat().st_size for p in tmp_path.glob("*.kv")) <= 10 * size
+    store.check_invariants()
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: random.Random(0).randrange(RECORD)])
+
+
+def _longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[random.Random(1).randrange(len(data))] ^= 4
+    path.write_bytes(data)
+
+
+def _foreign(path: Path) -> None:
+    path.write_bytes(os.urandom(RECORD))
+
+
+def _anothers(path: Path) -> None:
+    record_file.write(path, path.with_suffix(".tmp"), key(99), 16, record(99))
+
+
+def _huge(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [_cut, _longer, _flip, _foreign, _anothers, _huge, _folder])
+def test_a_file_that_is_not_the_record_is_dropped_with_a_line(
+    made: Made, tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = made(tmp_path)
+    store.put(key(1), 16, record(1))
+    assert store.flush(30)
+    path = tmp_path / record_file.name_of(key(1))
+    damage(path)
+    with caplog.at_level(logging.WARNING, "cotrt"):
+        assert store.read(key(1)) is None
+    assert len(caplog.records) == 1 and path.name in caplog.text
+    assert key(1) not in store and not path.is_file()
+    store.put(key(1), 16, record(1))
+    store.check_invariants()
+
+
+def test_a_file_that_another_process_removed_is_no_fault(
+    made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = made(tmp_path)
+    store.put(key(1), 16, record(1))
+    assert store.flush(30)
+    (tmp_path / record_file.name_of(key(1))).unlink()
+    assert store.read(key(1)) is None and key(1) not in store
+    assert not caplog.records
+
+
+def test_a_full_disk_turns_writing_off(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = made(tmp_path)
+    store.put(key(1), 16, record(1))
+    assert store.flush(30)
+    real, count = os.replace, 0
+
+    def full(*args: Any) -> None:
+        nonlocal count
+        count += 1
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    for number in range(2, 30):
+        store.put(key(number), 16, record(number))
+    deadline = time.monotonic() + 30
+    while store.stopped is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    monkeypatch.setattr(os, "replace", real)
+    store.put(key(50), 16, record(50))
+    assert store.flush(5) and count == 1
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert not store.can_take(1) and key(50) not in store
+    assert np.array_equal(store.read(key(1)), record(1))
+    assert [p.name for p in tmp_path.iterdir()] == [record_file.name_of(key(1))]
+
+
+def test_a_slow_disk_drops_and_never_waits(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = made(tmp_path, 64 * RECORD)
+    gate, real = threading.Event(), record_file.write
+
+    def slow(*args: Any) -> int:
+        gate.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(record_file, "write", slow)
+    for number in range(100):
+        store.put(key(number), 16, record(number))
+    assert store.num_dropped > 50 and not store.can_take(16 * RECORD)
+    store.check_invariants()
+    gate.set()
+    assert store.flush(30)
+    assert len(list(tmp_path.glob("*.kv"))) == 100 - store.num_dropped
+
+
+def test_two_stores_in_one_folder(made: Made, tmp_path: Path) -> None:
+    """Both write the same and different records, and evict each other's."""
+    stores = [made(tmp_path, 40 * RECORD) for _ in range(2)]
+    wrong: list[int] = []
+
+    def use(store: DiskStore, seed: int) -> None:
+        pick = random.Random(seed)
+        for _ in range(300):
+            number = pick.randrange(60)
+            found = store.read(key(number)) if key(number) in store else None
+            if found is None:
+                store.put(key(number), 16, record(number))
+            elif not np.array_equal(found, record(number)):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=use, args=(s, i)) for i, s in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not wrong
+    for store in stores:
+        assert store.flush(30) and store.stopped is None
+        store.check_invariants()
+    third = made(tmp_path, 40 * RECORD)
+    third.put(key(1000), 16, record(1000))
+    assert third.flush(30)
+    third._make_room()
+    assert third._used <= 40 * RECORD
+
+
+def test_a_private_folder_goes_at_the_end(made: Made, tmp_path: Path) -> None:
+    store = made(tmp_path, keep=False)
+    store.put(key(1), 16, record(1))
+    assert store.flush(30)
+    assert store.folder.parent == tmp_path and len(list(store.folder.glob("*.kv"))) == 1
+    other = made(tmp_path, keep=False)
+    assert store.folder.is_dir(), "the folder of a process that lives is left alone"
+    other.close()
+    store.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_private_folder_goes_with_its_store(made: Made, tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, MIB, record_bytes=RECORD, keep=False)
+    store.put(key(1), 16, record(1))
+    assert store.flush(30)
+    del store
+    deadline = time.monotonic() + 30
+    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(tmp_path.iterdir())
+
+
+def _run(code: str, *args: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *args], stdout=subprocess.PIPE
+    )
+
+
+WRITER = """
+    import sys, itertools
+    import numpy as np
+    from cotrt.engine.disk_store import DiskStore
+    assert "torch" not in sys.modules
+    folder, keep = sys.argv[1], sys.argv[2] == "keep"
+    store = DiskStore(folder, 1 << 24, record_bytes=5000, keep=keep)
+    for number in itertools.count(int(sys.argv[3])):
+        data = np.random.default_rng(number).integers(0, 256, 5000, dtype=np.uint8)
+        store.put(number.to_bytes(32, "little"), 16, data)
+        if number % 8 == 0:
+            store.flush(10)
+            print(number, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_whole_records_only(made: Made, tmp_path: Path) -> None:
+    """Kill -9 at moments of chance; what is there is whole, and the next start is clean."""
+    pick = random.Random(0)
+    for turn in range(20):
+        process = _run(WRITER, str(tmp_path), "keep", str(turn * 1000))
+        assert process.stdout is not None and process.stdout.readline()
+        time.sleep(pick.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        process.stdout.close()
+    names = {p.name for p in tmp_path.glob("*.kv")}
+    store = made(tmp_path, 1 << 30)
+    assert {p.name for p in tmp_path.iterdir()} == names, "a temporary file was left"
+    assert len(names) >= 20
+    for name in names:
+        number = int.from_bytes(record_file.key_of(name) or b"", "little")
+        found = store.read(key(number))
+        assert found is not None and np.array_equal(found, record(number))
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(made: Made, tmp_path: Path) -> None:
+    process = _run(WRITER, str(tmp_path), "private", "0")
+    assert process.stdout is not None and process.stdout.readline()
+    (theirs,) = tmp_path.iterdir()
+    remove_abandoned(tmp_path)
+    assert theirs.is_dir(), "its process lives"
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    process.stdout.close()
+    store = made(tmp_path, keep=False)
+    assert list(tmp_path.iterdir()) == [store.folder]
+
+
+def test_a_folder_that_is_being_made_is_left_alone(tmp_path: Path) -> None:
+    new = tmp_path / "cotrt-kv-new"
+    new.mkdir()
+    remove_abandoned(tmp_path)
+    assert new.is_dir()
+    os.utime(new, (0, 0))
+    remove_abandoned(tmp_path)
+    assert not new.exists()
+
+
+def test_a_forked_child_does_not_remove_its_parents_folder(tmp_path: Path) -> None:
+    folder = PrivateFolder(tmp_path)
+    folder._pid += 1
+    folder.remove()
+    assert folder.path.is_dir()
+    folder._pid -= 1
+    folder.remove()
+    assert not folder.path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for keep in (True, False):
+        with pytest.raises(OSError):
+            DiskStore(tmp_path / "file" / "x", MIB, record_bytes=RECORD, keep=keep)
