@@ -17,9 +17,30 @@ static inline void add_chunk(float* o, float* top, float* sum, const float* chun
   *top = now;
 }
 
+// Rows times lanes held in vector registers.
 template <class T>
-static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
-                                const AttentionJob* next, char* scratch) {
+struct VectorTiles {
+  using Rows = RowTiles;
+  static constexpr int kGroups = kTileGroups;          // lane groups a tile
+  static constexpr int kWideRows = kWideTileRows;      // rows that leave room
+  static constexpr int kWideGroups = kWideTileGroups;  // for so many
+  template <int NR, bool kDistinct, bool kAccumulate>
+  static TileFn get(int rows, bool fixed) {
+    return TileTable<T, NR, kDistinct, kAccumulate>::get(rows, fixed);
+  }
+  // Groups of 16 weights that are read where `panels` hold keys.
+  static int weight_groups(int panels) { return panels; }
+  static int gather_v(Chunk<T>& chunk, const AttentionArgs& a, const int32_t* blocks, int kv_head,
+                      int first, int count, const AttentionScratch<T>& w) {
+    return chunk.gather_v(a, blocks, kv_head, first, count, w.v_tail);
+  }
+  static const char* tail(const char*, ptrdiff_t, int, int, char*) { return nullptr; }
+};
+
+// T: of q, K and V. Tiles: the register tiles, VectorTiles<T> or MatrixTiles (matrix_attention.h).
+template <class T, class Tiles>
+static void attention_job(const AttentionArgs& a, const AttentionJob& job,
+                          const AttentionJob* next, char* scratch) {
   using R = typename T::Row;
   AttentionScratch<T> w(scratch);
   const int g = a.num_q_heads / a.num_kv_heads, d = a.head_dim;
@@ -43,7 +64,7 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
   memset(w.o, 0, size_t(n) * d * 4);
 
   Chunk<T> chunk;
-  const RowTiles tiles(n);
+  const typename Tiles::Rows tiles(n);
   for (int c0 = 0; c0 < most_visible; c0 += kAttentionChunk) {
     const int chunk_len = min_int(kAttentionChunk, most_visible - c0);
     chunk.gather_k(a, blocks, job.kv_head, c0, chunk_len, w.k_panels);
@@ -70,10 +91,12 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
       const int steps = d / T::kPerStep, panels = ceil_div(seen, kLanes);
       TileArgs qk{nullptr, &steps, 1, kLaneGroupBytes, 0, (const char*)(w.q + s0 * d),
                   ptrdiff_t(d * sizeof(R)), nullptr, stride, nullptr, nullptr, 0, 0};
-      const bool wide = mr <= kWideTileRows;
-      const TileFn score = wide ? TileTable<T, kWideTileGroups, true, false>::get(mr, a.fixed_chunks)
-                                : TileTable<T, kTileGroups, true, false>::get(mr, a.fixed_chunks);
-      for (int p = 0; p < panels; p += wide ? kWideTileGroups : kTileGroups) {
+      const bool fixed = a.fixed_chunks;
+      qk.x_tail = Tiles::tail(qk.x, qk.x_stride, mr, steps, w.q_tail);
+      const bool wide = mr <= Tiles::kWideRows;
+      const TileFn score = wide ? Tiles::template get<Tiles::kWideGroups, true, false>(mr, fixed)
+                                : Tiles::template get<Tiles::kGroups, true, false>(mr, fixed);
+      for (int p = 0; p < panels; p += wide ? Tiles::kWideGroups : Tiles::kGroups) {
         qk.runs = chunk.k_panel + p;
         qk.c = w.scores + p * kLanes;
         score(qk);
@@ -89,7 +112,7 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
       }
 
       // Weights: 2^(score - max), exactly 0 past what the row sees.
-      alignas(64) float top[kLanes], base[kLanes];
+      alignas(64) float top[kMostTileRows], base[kMostTileRows];
       for (int m = 0; m < mr; ++m) {
         float* sc = w.scores + m * stride;
         const int vis = clamp_int(w.visible[s0 + m] - c0, 0, seen);
@@ -109,8 +132,8 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
         base[m] = now == -INFINITY ? 0.f : now;
         top[m] = before - base[m];
       }
-      for (int m = mr; m < kLanes; ++m) top[m] = 0.f;
-      store(w.alpha, exp2(load(top)));
+      for (int m = mr; m < kMostTileRows; ++m) top[m] = 0.f;
+      for (int m = 0; m < mr; m += kLanes) store(w.alpha + m, exp2(load(top + m)));
       const F vs = set1(scale);
       for (int m = 0; m < mr; ++m) {
         const float* sc = w.scores + m * stride;
@@ -123,13 +146,14 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
           total = add(total, p);
           T::store_row((char*)(wt + i * kLanes), p);
         }
-        for (int i = used; i < panels; ++i) T::store_row((char*)(wt + i * kLanes), zero());
+        for (int i = used; i < Tiles::weight_groups(panels); ++i)
+          T::store_row((char*)(wt + i * kLanes), zero());
         row_sum[m] = row_sum[m] * w.alpha[m] + reduce_add(total);
       }
 
       // Output.
       if (v_count != seen) {
-        v_runs = chunk.gather_v(a, blocks, job.kv_head, c0, seen, w.v_tail);
+        v_runs = Tiles::gather_v(chunk, a, blocks, job.kv_head, c0, seen, w);
         v_count = seen;
       }
       TileArgs pv{chunk.v_run, chunk.v_steps, v_runs, ptrdiff_t(d) * kStepBytes, kLaneGroupBytes,
@@ -147,10 +171,9 @@ static void attention_job_typed(const AttentionArgs& a, const AttentionJob& job,
           fn(pv);
         }
       };
-      const bool fixed = a.fixed_chunks;
-      if (wide) run(TileTable<T, kWideTileGroups, false, true>::get(mr, fixed), kWideTileGroups);
-      run(TileTable<T, kTileGroups, false, true>::get(mr, fixed), kTileGroups);
-      if (kTileGroups > 1) run(TileTable<T, 1, false, true>::get(mr, fixed), 1);
+      if (wide) run(Tiles::template get<Tiles::kWideGroups, false, true>(mr, fixed), Tiles::kWideGroups);
+      run(Tiles::template get<Tiles::kGroups, false, true>(mr, fixed), Tiles::kGroups);
+      if (Tiles::kGroups > 1) run(Tiles::template get<1, false, true>(mr, fixed), 1);
       if (!apart) continue;
       for (int m = 0; m < mr; ++m)
         if (w.visible[s0 + m] > c0)

@@ -26,6 +26,8 @@ struct AttentionScratch {
   R* weights;
   char* v_tail;
   char* k_panels;
+  char* v_tiles;  // V in runs of 16 steps, where matrix tiles do not find it so
+  char* q_tail;   // see TileArgs::x_tail
   float* alpha;
   float* chunk_o;  // one chunk's output of one tile, where chunks are added up
   float* chunk_max;
@@ -37,14 +39,16 @@ struct AttentionScratch {
     max = a.take<float>(kMaxJobRows);
     sum = a.take<float>(kMaxJobRows);
     visible = a.take<int>(kMaxJobRows);
-    scores = a.take<float>(12 * kScoreStride);
-    weights = a.take<R>(12 * kScoreStride);
+    scores = a.take<float>(kMostTileRows * kScoreStride);
+    weights = a.take<R>(kMostTileRows * kScoreStride);
     v_tail = a.take<char>(kMaxHeadDim * kStepBytes);
-    alpha = a.take<float>(16);
-    chunk_o = a.take<float>(12 * kMaxHeadDim);
-    chunk_max = a.take<float>(16);
-    chunk_sum = a.take<float>(16);
+    alpha = a.take<float>(kMostTileRows);
+    q_tail = a.take<char>(kMostTileRows * kLaneGroupBytes);
+    chunk_o = a.take<float>(kMostTileRows * kMaxHeadDim);
+    chunk_max = a.take<float>(kMostTileRows);
+    chunk_sum = a.take<float>(kMostTileRows);
     k_panels = a.take<char>(size_t(kAttentionChunk) * kMaxHeadDim * sizeof(E));
+    v_tiles = a.take<char>(sizeof(E) == 2 ? size_t(kAttentionChunk) * kMaxHeadDim * sizeof(E) : 0);
   }
 };
 

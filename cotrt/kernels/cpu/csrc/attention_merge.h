@@ -1,4 +1,5 @@
-// Merges the partial results of a row by log-sum-exp, from root to leaf.
+// The entries of attention: a job by its type, and the merge of a row's partial results by
+// log-sum-exp, from root to leaf.
 
 // Chunks' results from root to leaf, exactly as a job adds up those of its own group.
 template <class T>
@@ -58,9 +59,9 @@ static void attention_merge_typed(const AttentionArgs& a, int row0, int row1) {
 static void attention(const AttentionArgs& a, const AttentionJob& job, const AttentionJob* next,
                       char* scratch) {
   if (a.type == DType::kFloat32)
-    attention_job_typed<F32Type>(a, job, next, scratch);
+    attention_job<F32Type, VectorTiles<F32Type>>(a, job, next, scratch);
   else
-    attention_job_typed<Bf16Type>(a, job, next, scratch);
+    attention_job<Bf16Type, VectorTiles<Bf16Type>>(a, job, next, scratch);
 }
 
 static void attention_merge(const AttentionArgs& a, int row0, int row1) {

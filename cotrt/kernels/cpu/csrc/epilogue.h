@@ -1,7 +1,9 @@
 // Bias and epilogue of a linear: from a tile of float32 sums into y.
 
-// One tile's float32 results, [rows][32], through bias and epilogue into y.
-static void finish_tile(const LinearArgs& a, const float* c, int row0, int rows, int panel) {
+// One tile's float32 results, [rows][32] and rows c_stride floats apart, through bias and epilogue
+// into y.
+static void finish_tile(const LinearArgs& a, const float* c, ptrdiff_t c_stride, int row0, int rows,
+                        int panel) {
   const int n0 = panel * kPanel;
   const int lanes = min_int(kPanel, a.n - n0);
   F scale[2], bias[2];
@@ -14,7 +16,7 @@ static void finish_tile(const LinearArgs& a, const float* c, int row0, int rows,
     const F row_scale = set1(a.x_scale ? a.x_scale[row0 + m] : 1.f);
     F v[2];
     for (int j = 0; j < 2; ++j)
-      v[j] = fma(mul(load(c + m * kPanel + j * kLanes), row_scale), scale[j], bias[j]);
+      v[j] = fma(mul(load(c + m * c_stride + j * kLanes), row_scale), scale[j], bias[j]);
     char* y = a.y + (row0 + m) * a.y_stride;
     if (a.epilogue == Epilogue::kSiluMul) {
       store_as(y + ptrdiff_t(panel) * kLanes * y_bytes, a.y_type, mul(silu(v[0]), v[1]));

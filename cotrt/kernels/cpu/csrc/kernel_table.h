@@ -165,10 +165,11 @@ inline size_t attention_scratch_bytes() {
   return rows * kMaxHeadDim * 4            // q
          + rows * kMaxHeadDim * 4          // o
          + rows * 4 * 4                    // max, sum, visible
-         + 16 * (kAttentionChunk + 64) * 8 // scores and weights of one tile
+         + 32 * (kAttentionChunk + 64) * 8 // scores and weights of one tile
          + kMaxHeadDim * 4                 // the last pair of V
-         + kAttentionChunk * kMaxHeadDim * 4  // K panels of 8-token blocks
-         + 16 * kMaxHeadDim * 4            // one chunk's output of one tile
+         + kAttentionChunk * kMaxHeadDim * 4  // K panels of 8-token blocks; V in runs of 16 steps
+         + 32 * 64                            // the last steps of q
+         + 32 * kMaxHeadDim * 4               // one chunk's output of one tile
          + 8192;
 }
 

@@ -32,7 +32,7 @@ static void linear_panels(const LinearArgs& a, int m0, int m1, int panel0, int p
             c + group * kLanes, kPanel, nullptr, next ? next + call * steps * stride : w,
             call < asking ? stride : 0, stride == 128 ? 64 : 0});
       }
-      finish_tile(a, c, row, rows, p);
+      finish_tile(a, c, kPanel, row, rows, p);
     }
   }
 }

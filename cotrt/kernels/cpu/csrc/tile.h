@@ -18,6 +18,9 @@ struct TileArgs {
   const char* ahead;          // memory to ask for, ahead_stride bytes further every step
   ptrdiff_t ahead_stride;     // 0: nothing is wanted (the same line is asked for again)
   ptrdiff_t ahead_second;     // 64: the line after it too (of tiles of several groups); 0: not
+  // Of matrix tiles alone (matrix_tile.h).
+  const char* x_tail = nullptr;  // the last steps of x where they are no multiple of 16
+  int second_row = 16;           // first row of the second tile of rows
 };
 
 // One part of a step: a lane group's weights times every row's element.
@@ -142,3 +145,7 @@ struct RowTiles {
   int first(int t) const { return int(int64_t(rows) * t / count); }
   int most() const { return ceil_div(rows, count); }
 };
+
+// The most rows that a tile of any kind has.
+constexpr int kMostTileRows = 32;
+static_assert(kTileRows <= kMostTileRows, "scratch is cut for kMostTileRows");
