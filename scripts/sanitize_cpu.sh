@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the CPU kernels' tests under the address and undefined-behaviour sanitizers, on a copy of
-# the checkout, once for each instruction set that this machine runs:
+# the checkout, once for each instruction set that this machine runs and for those in software:
 #
 #   scripts/sanitize_cpu.sh [pytest arguments]
 #
@@ -27,7 +27,7 @@ export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export PYTHONPATH=$work
 cd "$work"
 "$python" -c "from cotrt.kernels.cpu.native import module; print(module().__file__)"
-isas=$("$python" -c 'from cotrt.kernels.cpu.native import module; print(*module().available_isas())')
+isas=$("$python" -c 'from cotrt.kernels.cpu.native import module; m = module(); print(*m.available_isas(), *m.emulated_isas())')
 for isa in $isas; do
     echo "== $isa"
     COTRT_CPU_ISA=$isa "$python" -m pytest -q -p no:cacheprovider tests/kernels/cpu \

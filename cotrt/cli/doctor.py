@@ -48,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
         isa = f" [{_isa()}]" if backend.name == "cpu" else ""
         name = str(dtype).removeprefix("torch.")
         _line(f"kernels {name}", f"{backend.name}{isa}: {backend.why}")
+    if backend.name == "cpu" and (warning := _isa_warning()):
+        _line("", f"warning: {warning}")
     return _self_test(options.model)
 
 
@@ -77,6 +79,12 @@ def _isa() -> str:
     from cotrt.kernels.cpu.native import isa
 
     return isa()
+
+
+def _isa_warning() -> str | None:
+    from cotrt.kernels.cpu.native import isa_warning
+
+    return isa_warning()
 
 
 def _version(name: str) -> str:

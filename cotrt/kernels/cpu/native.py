@@ -25,7 +25,8 @@ def _load() -> tuple[Any, str]:
     """The module and "", or None and why there is none; says it once in the log."""
     try:
         found = importlib.import_module(f"{__package__}._native")
-        found.isa()
+        if warning := _passed_over(found):
+            logger.warning("Running on the %s kernels: %s.", found.isa(), warning)
         return found, ""
     except ModuleNotFoundError as error:
         if error.name != f"{__package__}._native":
@@ -52,9 +53,20 @@ def module() -> Any:
 
 
 def isa() -> str:
-    """The instruction set in use: avx512bf16, avx2 or generic."""
+    """The instruction set in use: amx, avx512bf16, avx2 or generic."""
     name: str = module().isa()
     return name
+
+
+def isa_warning() -> str | None:
+    """Why it is not the best that this machine has, where nobody asked for it; else None."""
+    return _passed_over(module())
+
+
+def _passed_over(native: Any) -> str | None:
+    if native.isa() == native.available_isas()[0]:
+        return None
+    return str(native.isa_warning()) or None
 
 
 def dtype_of(tensor: Tensor) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cotrt.cli import doctor
 from cotrt.kernels.cpu import native
 from cotrt.kernels.cpu.linear import PackedWeight
 from cotrt.kernels.cpu.support import refusal
@@ -86,11 +89,20 @@ def test_an_instruction_set_that_is_not_there_is_refused() -> None:
     assert "COTRT_CPU_ISA=mmx" in done.stdout and "generic" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("isa", [] if native.missing_reason() else native.module().available_isas())
+def isas() -> list[str]:
+    """Those of the machine, and AMX in software."""
+    if native.missing_reason():
+        return []
+    return [*native.module().available_isas(), *native.module().emulated_isas()]
+
+
+@pytest.mark.parametrize("isa", isas())
 def test_every_instruction_set_passes_these_tests(isa: str) -> None:
     if isa == native.isa():
         pytest.skip("it is the one in use")
-    names = ["tree_attention", "kv_cache", "linear", "decoder_stack", "sample", "deterministic"]
+    names = ["matrix_tiles", "tree_attention", "linear", "decoder_stack", "deterministic"]
+    if not isa.startswith("amx"):  # the rest of which is that of another
+        names += ["kv_cache", "sample"]
     files = [str(HERE / f"test_cpu_{name}.py") for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
@@ -102,6 +114,55 @@ def test_every_instruction_set_passes_these_tests(isa: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.skipif(
+    "COTRT_EXPECT_NATIVE" not in os.environ or platform.machine() != "x86_64",
+    reason="may be built by an old compiler, or for another machine",
+)
+def test_a_build_for_x86_has_matrix_tiles() -> None:
+    assert native.module().built_isas() == ["amx", "avx512bf16", "avx2", "generic"]
+    assert not set(native.module().available_isas()) - set(native.module().built_isas())
+
+
+emulated = pytest.mark.skipif("amx_emulated" not in isas(), reason="a machine without AVX2")
+
+
+@emulated
+@pytest.mark.parametrize("kernel", ["linear", "attention"])
+def test_matrix_tiles_that_compute_wrongly_are_passed_over(kernel: str) -> None:
+    """The emulated set stands for AMX: it is checked before it is taken, as AMX is."""
+    choose_isa, names = native.module().choose_isa, ["amx_emulated", "avx2", "generic"]
+    assert choose_isa(names) == ("amx_emulated", "")
+    name, warning = choose_isa(names, spoiled=kernel)
+    assert name == "avx2"
+    assert "amx_emulated" in warning and "self-check" in warning and kernel in warning
+    with pytest.raises(RuntimeError, match="COTRT_CPU_ISA=amx_emulated: its self-check failed"):
+        choose_isa(names, forced="amx_emulated", spoiled=kernel)
+    assert choose_isa(names, forced="generic", spoiled=kernel) == ("generic", "")
+
+
+@emulated
+def test_the_emulation_is_taken_by_name_alone_and_says_so() -> None:
+    assert native.module().choose_isa(["avx2", "generic"]) == ("avx2", "")
+    done = python(
+        "import sys, logging, torch\n"
+        "logging.basicConfig(stream=sys.stdout)\n"
+        "from cotrt.kernels.dispatch import choose\n"
+        "for _ in range(2): choose('cpu', torch.bfloat16, 64, 16)\n",
+        COTRT_CPU_ISA="amx_emulated",
+    )
+    assert done.stdout.count("Running on the amx_emulated kernels") == 1, done.stderr
+    assert done.stdout.count("for tests alone") == 1
+
+
+def test_the_doctor_says_why_a_better_set_was_passed_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native, "isa_warning", lambda: "the amx kernels failed")
+    monkeypatch.setattr(doctor, "_self_test", lambda model: 0)
+    assert doctor.run(argparse.Namespace(model=None)) == 0
+    assert "warning: the amx kernels failed" in capsys.readouterr().out
 
 
 def linear() -> tuple[PackedWeight, torch.Tensor, torch.Tensor]:

@@ -57,6 +57,7 @@ std::vector<AttentionJob> make_attention_jobs(const AttentionPlan& plan, int num
   total *= num_kv_heads;
   const int64_t target = std::max<int64_t>(total / (num_threads * 3), 1);
 
+  const int unit = kernels().job_row_unit;
   std::vector<AttentionJob> jobs;
   std::vector<int64_t> costs;
   for (int g = 0; g < groups; ++g) {
@@ -67,7 +68,11 @@ std::vector<AttentionJob> make_attention_jobs(const AttentionPlan& plan, int num
     pieces = std::max(pieces, ceil_div(rows, kMaxJobRows));
     for (int h = 0; h < num_kv_heads; ++h)
       for (int p = 0; p < pieces; ++p) {
-        const int first = int(int64_t(rows) * p / pieces), last = int(int64_t(rows) * (p + 1) / pieces);
+        const auto cut = [&](int piece) {
+          return min_int(rows, int(int64_t(ceil_div(rows, unit)) * piece / pieces) * unit);
+        };
+        const int first = cut(p), last = cut(p + 1);
+        if (first == last) continue;
         jobs.push_back({g, h, first, last});
         int64_t tokens = plan.group_len[g];
         if (plan.group_causal[g]) {

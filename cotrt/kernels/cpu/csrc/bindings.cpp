@@ -127,7 +127,20 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   // Throws where COTRT_CPU_ISA asks for what this machine does not run.
   m.def("isa", [] { return std::string(kernels().name); });
+  // Why a better instruction set was passed over, or "".
+  m.def("isa_warning", [] { return isa_choice().warning; });
+  m.def("built_isas", &built_isas);
   m.def("available_isas", &available_isas);
+  m.def("emulated_isas", &emulated_isas);
+  // For tests: the choice among `names` with a kernel taken for broken.
+  m.def(
+      "choose_isa",
+      [](const std::vector<std::string>& names, const std::string& forced,
+         const std::string& spoiled) {
+        const IsaChoice choice = choose_isa(names, forced, spoiled);
+        return std::make_pair(std::string(choice.table->name), choice.warning);
+      },
+      "names"_a, "forced"_a = "", "spoiled"_a = "");
   m.def("set_num_threads", &set_num_threads, "n"_a);
   m.def("num_threads", [] { return thread_pool()->num_threads(); });
   m.def("default_num_threads", &default_num_threads);

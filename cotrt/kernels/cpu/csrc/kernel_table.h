@@ -120,7 +120,9 @@ constexpr int kSampleBlock = 64;  // tokens whose largest logit is kept
 
 struct KernelTable {
   const char* name;
-  int max_tile_rows;  // rows that one register tile holds
+  int max_tile_rows;    // rows that one register tile holds
+  int products_per_ns;  // about, of one core at bf16: how much makes a chunk of work
+  int job_row_unit;     // stacked rows by which attention is best cut
   // What rows beside weights (or K and V) of a type are: float32, bf16, or int16 from
   // quantise_rows.
   DType (*row_type)(DType weights);
@@ -173,6 +175,8 @@ inline size_t attention_scratch_bytes() {
          + 8192;
 }
 
+const KernelTable* kernels_amx();
+const KernelTable* kernels_amx_emulated();
 const KernelTable* kernels_avx512bf16();
 const KernelTable* kernels_avx2();
 const KernelTable* kernels_generic();

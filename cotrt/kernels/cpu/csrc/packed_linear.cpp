@@ -138,9 +138,9 @@ LinearChunks::LinearChunks(const PackedLinear& w, int m_, int num_threads_)
   row_chunks = max_int(1, ceil_div(m, rows));
   rows_per_chunk = ceil_div(ceil_div(m, row_chunks), tile) * tile;
   row_chunks = max_int(1, ceil_div(m, rows_per_chunk));
-  // Nanoseconds a panel, roughly: bytes at 25 GB/s, products at 150 a nanosecond.
+  // Nanoseconds a panel, roughly: bytes at 25 GB/s, and products.
   const double ns = double(packed_panel_bytes(w.type(), w.k())) / 25. +
-                    double(min_int(m, rows_per_chunk)) * w.k() * kPanel / 150.;
+                    double(min_int(m, rows_per_chunk)) * w.k() * kPanel / kernels().products_per_ns;
   const int by_cost = int(15000. / ns);
   const int by_threads = num_panels / (num_threads * 4);
   panels_per_chunk = max_int(1, min_int(by_cost, row_chunks >= num_threads * 4 ? 8 : by_threads));

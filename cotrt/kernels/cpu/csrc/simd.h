@@ -329,6 +329,10 @@ inline F silu(F x) {
   return div(x, add(set1(1.f), t));
 }
 
+#if defined(COTRT_EMULATED_PAIRS)
+#include "emulated_pairs.h"
+#endif
+
 // Element types as the kernels see them: what a tile multiplies, and what the KV cache holds.
 //
 //   Element     of the weights, or of K and V
@@ -357,7 +361,7 @@ struct F32Type {
   static inline F load_element(const char* p) { return load((const float*)p); }
   static inline void store_element(char* p, F a) { store((float*)p, a); }
 };
-#if defined(COTRT_AVX512)
+#if defined(COTRT_AVX512) || defined(COTRT_EMULATED_PAIRS)
 struct Bf16Type {
   using Element = bf16;
   using Row = bf16;
@@ -411,7 +415,7 @@ struct Int8Type : Bf16Type {
 // What a linear's rows must be beside weights of a type.
 inline DType row_type(DType weights) {
   if (weights == DType::kFloat32) return DType::kFloat32;
-#if defined(COTRT_AVX512)
+#if defined(COTRT_AVX512) || defined(COTRT_EMULATED_PAIRS)
   return DType::kBFloat16;
 #elif defined(COTRT_AVX2)
   return weights == DType::kInt8 ? DType::kInt16 : DType::kFloat32;
