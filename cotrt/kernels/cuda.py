@@ -33,6 +33,9 @@ class GraphMaker(Protocol):
     def capture(self, call: Callable[[], None]) -> Graph:
         """Run `call` once to warm it up, then record what it launches."""
 
+    def clear(self) -> None:
+        """All graphs are gone: what is recorded from now on has memory of its own."""
+
 
 class CudaGraphMaker:
     """CUDA graphs that share one memory pool: they are replayed one at a time.
@@ -59,6 +62,10 @@ class CudaGraphMaker:
         ):
             call()
         return graph
+
+    def clear(self) -> None:
+        """Take a new pool: torch gives the old one back when the last of its graphs is gone."""
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 class HostCopy:

@@ -130,6 +130,7 @@ class StepGraphs:
     def clear(self) -> None:
         """Forget the graphs and give their memory back."""
         self._graphs.clear()
+        self._maker.clear()
 
     def _call(self, bucket: int) -> Callable[[], None]:
         def call() -> None:

@@ -36,6 +36,10 @@ class FakeGraphMaker:
 
     def __init__(self) -> None:
         self.graphs: list[FakeGraph] = []
+        self.num_clears = 0
+
+    def clear(self) -> None:
+        self.num_clears += 1
 
     def capture(self, call: Callable[[], None]) -> FakeGraph:
         graph = FakeGraph()

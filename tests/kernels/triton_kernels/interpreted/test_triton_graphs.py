@@ -53,6 +53,7 @@ def test_replays_are_the_references_whatever_the_batch(folder: Path) -> None:
     assert [key[0] for key in graphs.keys] == [5, 4, 2, 1]  # float32: one tile
     trials = len(maker.graphs) - len(graphs.keys)
     assert trials == 4  # recorded before the pool was there, and again when it was
+    assert maker.num_clears == 1
     prompts = [(i, random_ids(3 + 4 * i, seed=i)) for i in range(5)]
     for run in runs:
         run.step(prompts, all_rows=False)
