@@ -131,6 +131,7 @@ def small_jobs(quick: bool) -> list[Job]:
     jobs += [
         Job("sample_kernel:sample_kernel", "sample", draws, sizes, ("stride",), 8),
         Job("penalties:penalties_kernel", "penalties", draws, {"BLOCK": 256}, ("stride",)),
+        Job("penalties:count_kernel", "count drawn tokens", draws, {"BLOCK": 256}, ()),
     ]
     for dtype in ("bf16",) if quick else ("bf16", "fp16", "fp32"):
         pointer = f"*{dtype}"

@@ -156,6 +156,40 @@ class LogitsProcessor:
         self._history.read(self.generated)
         return self._history
 
+    @property
+    def only_edits(self) -> bool:
+        """Whether penalties and biases are all: no bans, no list of allowed tokens, no grammar."""
+        rules = self.rules
+        return (
+            self.grammar is None
+            and rules.allowed is None
+            and not (rules.bad_ids or rules.bad_sequences or rules.min_tokens)
+        )
+
+    def penalties(self) -> tuple[float, float, float]:
+        """Repetition, presence and frequency."""
+        return self.rules.repetition, self.rules.presence, self.rules.frequency
+
+    def edits(
+        self,
+    ) -> tuple[
+        npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]
+    ]:
+        """What penalties and biases change, of all ids so far.
+
+        Returns:
+            Distinct token ids; how often each was generated; 1 where the repetition penalty
+            counts it; its bias.
+        """
+        history, rules = self.history(), self.rules
+        ids = np.unique(np.concatenate((history.seen, history.ids, rules.bias_ids)))
+        counts, seen = np.zeros(len(ids), np.int32), np.zeros(len(ids), np.int32)
+        biases = np.zeros(len(ids), np.float32)
+        counts[np.searchsorted(ids, history.ids)] = history.counts
+        seen[np.searchsorted(ids, history.seen)] = 1
+        biases[np.searchsorted(ids, rules.bias_ids)] = rules.biases
+        return ids.astype(np.int32), counts, seen, biases
+
     def banned(self) -> list[int]:
         """Ids that may not come next."""
         rules, generated = self.rules, self.generated

@@ -6,6 +6,7 @@ lies within rounding of top_p may fall on the other side. All else is equal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..cuda import on_device, to_device
 from ..reference.sample import MIN_TEMPERATURE
+from .penalties import Edits, Penalties
 from .sample_kernel import sample_kernel
 
 BLOCK = 1024
@@ -31,12 +33,19 @@ class Sampler:
 
     Args:
         device: of the logits.
+
+    Attributes:
+        takes_edits: penalties and biases are its own affair.
+        num_copies: arrays that were copied to the device so far.
     """
+
+    takes_edits = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known: dict[str, tuple[npt.NDArray[Any], Tensor]] = {}
         self._found = torch.empty(0, CANDIDATES, dtype=torch.int32, device=device)
+        self._edits: tuple[Any, Penalties, Array] | None = None
         self.num_copies = 0
 
     def __call__(
@@ -52,6 +61,7 @@ class Sampler:
         *,
         raw: Tensor | None = None,
         raw_rows: Array | None = None,
+        edits: Sequence[Edits | None] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draws D tokens; nothing is read back, so the caller need not wait.
 
@@ -68,6 +78,9 @@ class Sampler:
             key_high: ``[D]``.
             raw: logits ``[.., V]`` whose log-softmax is reported; those drawn from when missing.
             raw_rows: ``[D]`` rows of these.
+            edits: penalties and biases of each draw, or None. They are read when a list is given
+                for the first time; as long as the same one comes again, what was drawn is counted
+                on the device.
 
         Returns:
             On the device: token ids int32 ``[D]`` (-1 in bad draws), logprobs float32 ``[D]`` (NaN
@@ -79,6 +92,10 @@ class Sampler:
             assert tensor.dtype == torch.float32 and tensor.dim() == 2 and tensor.stride(1) == 1
         assert raw.shape[1] == logits.shape[1]
         count = len(rows)
+        if edits is not None and count:
+            return self._edited(
+                logits, rows, edits, temperature, top_k, top_p, min_p, key_low, key_high
+            )
         ids = torch.empty(count, dtype=torch.int32, device=device)
         logprobs = torch.empty(count, dtype=torch.float32, device=device)
         bad = torch.empty(count, dtype=torch.bool, device=device)
@@ -111,6 +128,21 @@ class Sampler:
                 num_warps=8,
             )  # fmt: skip
         return ids, logprobs, bad
+
+    def _edited(
+        self, logits: Tensor, rows: Array, edits: Sequence[Edits | None], *draws: Array
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draws from changed copies of the rows; logprobs are of the rows as they were."""
+        with on_device(logits.device):
+            if self._edits is None or self._edits[0] is not edits:
+                each = np.arange(len(rows), dtype=np.int32)
+                self._edits = edits, Penalties(edits, self._device), each
+            penalties, places = self._edits[1:]
+            changed = logits.index_select(0, self._keep("raw_rows", rows, torch.int32))
+            penalties.apply(changed)
+            found = self(changed, places, *draws, raw=logits, raw_rows=rows)
+            penalties.count(found[0])
+        return found
 
     def _keep(self, name: str, values: Array, dtype: torch.dtype, least: float = 0.0) -> Tensor:
         """An array on the device, copied only if it is not the one that was copied last.

@@ -201,3 +201,67 @@ def test_penalties_are_the_processors(device):
         floats([r.get("frequency_penalty", 0.0) for r in rules]),
     )  # fmt: skip
     torch.testing.assert_close(logits.cpu(), expected, rtol=0, atol=1e-5)
+
+
+def bound(rule: dict, prompt: list[int], generated: list[int], vocab_size: int) -> LogitsProcessor:
+    params = SamplingParams(**rule)
+    built = LogitsProcessor.build(params, vocab_size=vocab_size, eos_token_ids=(), tokenizer=None)
+    assert built is not None
+    return built.bind(prompt, generated)
+
+
+def test_penalties_count_on_the_device_what_is_drawn(device, monkeypatch):
+    """Draw after draw, the host told of nothing, as the processors that see every token."""
+    import cotrt.kernels.triton.penalties as penalties_module
+
+    monkeypatch.setattr(penalties_module, "_ROOM", 2)  # so that the table grows on the way
+    rules = [
+        {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+        None,
+        {"frequency_penalty": 1.5, "logit_bias": {4: 3.0, 9: -2.0}},
+    ]
+    prompt, vocab_size = [3, 5, 3, 17], 20
+    generated: list[list[int]] = [[5, 7], [], [4]]
+    edits = [
+        None if rule is None else bound(rule, prompt, list(made), vocab_size)
+        for rule, made in zip(rules, generated, strict=True)
+    ]
+    assert all(each is None or each.only_edits for each in edits)
+    logits = make_logits(2, vocab_size, device, spread=1.0)
+    rows = np.array([1, 0, 1], np.int32)
+    values = np.ones(3, np.float32), np.zeros(3, np.int32), np.ones(3, np.float32)
+    min_p = np.zeros(3, np.float32)
+    sampler = module.Sampler(logits.device)
+    copies = []
+    for position in range(7):
+        low, high = row_keys(
+            np.arange(3).astype(np.uint64), np.zeros(3, np.uint32), np.full(3, position)
+        )
+        ids, logprobs, bad = sampler(logits, rows, *values, min_p, low, high, edits=edits)
+        copies.append(sampler.num_copies)
+        changed = logits.cpu()[torch.from_numpy(rows.astype(np.int64))].clone()
+        for row, rule in enumerate(rules):
+            if rule is not None:
+                apply_processors(
+                    changed[row : row + 1],
+                    [bound(rule, prompt, list(generated[row]), vocab_size)],
+                )
+        draws = Draws(
+            torch.arange(3), torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64),
+            torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64),
+            torch.from_numpy(low.view(np.int32)), torch.from_numpy(high.view(np.int32)),
+        )  # fmt: skip
+        expected = sample_plain(BlockedLogits(changed), draws).tolist()
+        assert ids.tolist() == expected and not bad.any()
+        at = torch.from_numpy(rows.astype(np.int64))
+        raw = torch.log_softmax(logits.cpu(), 1)[at, torch.tensor(expected)]
+        torch.testing.assert_close(logprobs.cpu(), raw, rtol=0, atol=2e-5)
+        for made, token in zip(generated, expected, strict=True):
+            made.append(token)
+    assert set(np.diff(copies)) == {1}, "a step copies the keys of its draws and nothing else"
+
+
+def test_a_processor_that_bans_is_no_matter_of_edits():
+    for rule in ({"allowed_token_ids": [1, 2]}, {"min_tokens": 2, "stop_token_ids": [3]}):
+        assert not bound(rule, [], [], 10).only_edits
+    assert bound({"logit_bias": {1: 1.0}}, [], [], 10).only_edits
