@@ -199,7 +199,12 @@ class ModelRunner:
                 return StepResult(None, [], [], failed=failed)
 
             return Pending(wait_for_kv, is_done=False)
-        if batch is None or step.scored or self._ranked or not samples_on_device(batch):
+        if (
+            batch is None
+            or step.scored
+            or self._ranked
+            or not samples_on_device(batch, model.sample)
+        ):
             kernel = _to_host(model.sample)
             result = self._finish(logits, step, batch, num_top, kernel, failed)
             return Pending(lambda: result)

@@ -90,7 +90,10 @@ class SampleKernel(Protocol):
         raw: torch.Tensor | None = None,
         raw_rows: npt.NDArray[np.int32] | None = None,
     ) -> tuple[Any, Any, Any]:
-        """Token ids int32 ``[D]``, logprobs float32 ``[D]``, bad bool ``[D]``: numpy or tensors."""
+        """Token ids int32 ``[D]``, logprobs float32 ``[D]``, bad bool ``[D]``: numpy or tensors.
+
+        A kernel that `takes_edits` has an argument ``edits``: a processor or None a draw.
+        """
 
 
 def kernel_for(backend_name: str) -> SampleKernel | None:
@@ -142,13 +145,17 @@ def sample_batch(
     return output
 
 
-def samples_on_device(batch: SamplingBatch) -> bool:
-    """Whether the draws need nothing of the host: no processor, no top logprobs."""
-    return (
-        batch.processors is None
-        and not batch.processed_logprobs
-        and bool((batch.num_logprobs < 0).all())
-    )
+def samples_on_device(batch: SamplingBatch, kernel: SampleKernel) -> bool:
+    """Whether the draws need nothing of the host.
+
+    That is no top logprobs, and no processor but for penalties and biases that the kernel counts.
+    """
+    if batch.processed_logprobs or bool((batch.num_logprobs >= 0).any()):
+        return False
+    if batch.processors is None:
+        return True
+    counts = getattr(kernel, "takes_edits", False)
+    return counts and all(p is None or p.only_edits for p in batch.processors)
 
 
 def sample_on_device(
@@ -157,15 +164,18 @@ def sample_on_device(
     """What `kernel` draws, left where it is.
 
     Args:
-        batch: one that `samples_on_device`.
+        batch: one that `samples_on_device`; steps that only lengthen each other have the same
+            list of processors.
 
     Returns:
         As of the kernel: token ids, logprobs and bad rows.
     """
     low, high = row_keys(batch.seeds, batch.epochs, batch.positions)
-    ids, logprobs, bad = kernel(
+    edits = {} if batch.processors is None else {"edits": batch.processors}
+    draw: Any = kernel
+    ids, logprobs, bad = draw(
         logits, batch.sample_rows, batch.temperature, batch.top_k, batch.top_p, batch.min_p,
-        low, high, raw=logits, raw_rows=batch.sample_rows,
+        low, high, raw=logits, raw_rows=batch.sample_rows, **edits,
     )  # fmt: skip
     return ids, logprobs, bad
 

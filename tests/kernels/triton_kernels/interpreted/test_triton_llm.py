@@ -38,14 +38,18 @@ def program(llm: LLM) -> tuple[list[list[int]], list[float]]:
         first = root.generate(max_tokens=2, temperature=0, ignore_eos=True).result()
         one, two, three = root.fork(3)
         running = [
-            one.generate(max_tokens=4, temperature=0.9, ignore_eos=True),
-            two.generate(max_tokens=3, temperature=1.1, top_k=20, top_p=0.9, ignore_eos=True),
+            one.generate(max_tokens=5, temperature=0.9, ignore_eos=True),
+            two.generate(max_tokens=4, temperature=1.1, top_k=20, top_p=0.9, ignore_eos=True),
             three.generate(
-                max_tokens=2, temperature=0.8, min_p=0.01, frequency_penalty=0.5, logprobs=2,
-                ignore_eos=True,
+                max_tokens=5, temperature=0.8, min_p=0.01, frequency_penalty=0.5, ignore_eos=True
             ),
-        ]  # fmt: skip
+        ]
         grown = [generation.result() for generation in running]
+        grown.append(
+            three.generate(
+                max_tokens=2, temperature=0.8, repetition_penalty=1.3, logprobs=2, ignore_eos=True
+            ).result()
+        )
         two.prune()
         one.extend([7, 8, 9])
         last = one.generate(max_tokens=2, temperature=0, ignore_eos=True).result()
@@ -71,7 +75,12 @@ def test_a_program_gives_what_the_reference_gives(
 ) -> None:
     with LLM(folder, device=str(device), attention_backend="triton", **OPTIONS) as llm:
         assert llm.kernels == "triton"
+        engine: Any = llm._runtime.engine
+        ahead, plain = [], engine.scheduler.schedule_ahead
+        engine.scheduler.schedule_ahead = lambda step: ahead.append(plain(step)) or ahead[-1]
         check(program(llm), expected)
+        assert sum(step is not None for step in ahead) >= 2, "steps run behind the host"
+        assert engine.model.sample._edits is not None, "penalties are counted on the device"
 
 
 def test_and_so_it_does_with_graphs(
