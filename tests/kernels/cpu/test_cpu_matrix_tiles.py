@@ -30,9 +30,11 @@ def test_rows_and_outputs_at_the_edges_of_tiles(dtype: torch.dtype, k: int) -> N
         packed = PackedWeight([weight], dtype=dtype)
         rows = torch.stack([packed.row(i) for i in range(n)]).double()
         expected = x.double() @ rows.T
+        # Rows beside int8 weights are rounded to int16 where there are no products of bfloat16.
+        tolerance = (1e-5 if dtype == torch.bfloat16 else 3e-4) * float(expected.abs().max())
         for m in (1, 4, 5, 15, 16, 17, 18, 31, 32, 33, 47, 48, 49, 64, 65, 81, 97):
             found = packed(x[:m], torch.float32)
-            assert torch.allclose(found.double(), expected[:m], atol=1e-4, rtol=1e-5), (n, m)
+            assert (found - expected[:m]).abs().max() < tolerance, (n, m)
 
 
 def test_nothing_is_written_beside_the_rows() -> None:
