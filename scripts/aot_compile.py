@@ -123,6 +123,16 @@ def small_jobs(quick: bool) -> list[Job]:
             ("block_words",),
         )
     ]
+    jobs += [
+        Job(
+            "kv_cache:records_kernel",
+            f"records {'read' if reads else 'write'} b16",
+            {"caches_ptr": "*i64"},
+            {"READS": reads, "BS": 16, "WORDS": 1024},
+            ("row_words",),
+        )
+        for reads in (True, False)
+    ]
     draws = {"temperature_ptr": "*fp64", "top_p_ptr": "*fp64", "min_p_ptr": "*fp64"}
     draws |= dict.fromkeys(("logits_ptr", "raw_ptr", "logprobs_ptr"), "*fp32")
     draws |= dict.fromkeys(("biases_ptr", "repetition_ptr"), "*fp32") | {"bad_ptr": "*i8"}
