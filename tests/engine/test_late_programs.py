@@ -16,7 +16,7 @@ from tree_program import PARAMS, Running, Shadow, TreeProgram, numbers, token_li
 
 from cotrt.params import SamplingParams
 
-NUM_PROGRAMS = int(os.environ.get("COTRT_PROGRAMS", "500")) // 2
+NUM_PROGRAMS = int(os.environ.get("COTRT_PROGRAMS", "500")) // 5
 
 totals: collections.Counter[str] = collections.Counter()
 
@@ -34,11 +34,14 @@ class LateProgram(TreeProgram):
 
     def _do(self, when: int, verb: Callable[[], None]) -> None:
         """Mostly once the engine has come to run ahead, if it does in some steps."""
-        if when % 3 and not self.rig.model.in_flight:
-            for _ in range(2 + when % 5):
-                if self.rig.ahead is None and self.rig.engine.has_work:
-                    self._step()
+        if when % 3:
+            self._come_ahead(2 + when % 5)
         super()._do(when, verb)
+
+    def _come_ahead(self, limit: int) -> None:
+        for _ in range(limit):
+            if self.rig.ahead is None and self.rig.engine.has_work:
+                self._step()
 
     def _generate(self, pick: int, params: SamplingParams) -> None:
         super()._generate(pick, _plain(params, pick))
@@ -95,15 +98,29 @@ class LateProgram(TreeProgram):
 
         self._do(when, verb)
 
-    @rule(late=st.booleans())
-    def step_fails(self, late: bool = False) -> None:
+    @rule(pick=numbers, late=st.booleans())
+    def step_fails(self, pick: int = 0, late: bool = False) -> None:
         """A step fails at its launch or on the device: its requests end, and nothing else."""
-        if not self.rig.engine.has_work or len(self.shadows) % 3:
+        self._generate(4 * pick + 2, PARAMS[pick % len(PARAMS)])
+        self._come_ahead(8 if pick % 4 else 1)
+        if not self.rig.engine.has_work:
             return
         self.rig.model.fail, self.rig.model.fails_late = RuntimeError("made to fail"), late
         self._step()
         self.rig.model.fail = None
         self._step()
+
+    @rule(pick=numbers, what=st.sampled_from(["fork", "prune", "cancel"]))
+    def meddle(self, pick: int, what: str) -> None:
+        """A verb on a branch that was just told to generate, once that runs ahead."""
+        self._generate(4 * pick + 2, PARAMS[pick % len(PARAMS)])
+        self._come_ahead(8)
+        verbs: dict[str, Callable[[], None]] = {
+            "fork": lambda: self._fork(pick, 2, None),
+            "prune": lambda: self._prune(pick),
+            "cancel": lambda: self._cancel(pick),
+        }
+        super()._do(1, verbs[what])
 
     @rule(when=numbers)
     def between(self, when: int) -> None:
@@ -147,7 +164,9 @@ def test_branches_of_random_programs_on_a_late_device_go_on_as_from_scratch() ->
         ),
     )
     print(dict(totals))
-    assert totals["ahead"] > totals["steps"] // 5
+    if NUM_PROGRAMS < 100:
+        return  # too few to come everywhere
+    assert totals["ahead"] > totals["steps"] // 10
     for fence in (
         "fork", "prune", "cancel", "go on otherwise", "copy", "free", "reuse", "dropped",
         "all dropped", "between", "fail ahead",
