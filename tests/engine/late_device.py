@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from engine_rig import LoggedModel, Rig
 from cotrt.engine.engine import Flight
 from cotrt.kernels.reference.candidates import BlockedLogits
 from cotrt.kernels.reference.sample import MIN_TEMPERATURE, Draws, sample_filtered, sample_plain
-from cotrt.plan import StepPlan
+from cotrt.plan import StepPlan, UInt8
 from cotrt.sampling.sampler import token_logprobs
 from cotrt.testing import ScriptedModel, _groups_of_rows
 from cotrt.tree.work import WorkState
@@ -167,6 +167,14 @@ class LateModel(LoggedModel):
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         copy = super().copy_blocks
         self.device.enqueue(lambda: copy(pairs), 0)
+
+    def read_blocks(self, blocks: Sequence[int]) -> UInt8:
+        self.device.run_all()
+        return super().read_blocks(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], records: UInt8) -> None:
+        self.device.run_all()
+        super().write_blocks(blocks, records)
 
     def run(self, step: StepPlan, input_ids: Any = None) -> Any:
         error, self.fail = self.fail, None
@@ -339,7 +347,14 @@ class LateRig(Rig):
             self.fences["dropped"] += bool(ended)
             self.fences["all dropped"] += len(ended) == len(behind.entries)
 
-    def _count_step(self, step: Any) -> None:
+    def _count_step(self, step: Any, failed: Collection[bytes] = ()) -> None:
+        self.fences["load"] += bool(step.loads)
+        self.fences["store"] += bool(step.plan.stores)
+        if step.entries:
+            self._count_rows(step)
+        self._commit(step, failed)
+
+    def _count_rows(self, step: Any) -> None:
         run = self.model.runs[id(step.plan)]
         assert run.paths is not None
         for entry in step.entries:
@@ -351,7 +366,6 @@ class LateRig(Rig):
                     self.model.computed.add(tuple(run.paths[row]))
                 elif tuple(run.paths[row]) not in self.model.computed:
                     raise AssertionError(f"row {row} takes KV that nobody has computed")
-        self._commit(step)
 
     def _content(self, block: int) -> list[int]:
         """What it holds, or will hold once a copy into it that waits on the device is made."""

@@ -14,6 +14,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from late_device import LateRig, random_pace
 from tree_program import PARAMS, Running, Shadow, TreeProgram, numbers, token_lists
 
+from cotrt.engine.record_stores import TierOptions
 from cotrt.params import SamplingParams
 
 NUM_PROGRAMS = int(os.environ.get("COTRT_PROGRAMS", "500")) // 5
@@ -30,7 +31,8 @@ class LateProgram(TreeProgram):
     rig: LateRig
 
     def _new_rig(self, ids: list[int], **options: Any) -> Rig:
-        return LateRig(pace=random_pace(sum(ids)), **options)
+        tiers = TierOptions(host_bytes=16 * 32, always="move") if len(ids) % 2 else None
+        return LateRig(pace=random_pace(sum(ids)), tiers=tiers, **options)
 
     def _do(self, when: int, verb: Callable[[], None]) -> None:
         """Mostly once the engine has come to run ahead, if it does in some steps."""
@@ -169,6 +171,6 @@ def test_branches_of_random_programs_on_a_late_device_go_on_as_from_scratch() ->
     assert totals["ahead"] > totals["steps"] // 10
     for fence in (
         "fork", "prune", "cancel", "go on otherwise", "copy", "free", "reuse", "dropped",
-        "all dropped", "between", "fail ahead",
+        "all dropped", "between", "fail ahead", "store", "load",
     ):  # fmt: skip
         assert totals[fence], f"no program came to the fence of {fence!r}"

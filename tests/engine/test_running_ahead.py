@@ -9,6 +9,7 @@ import pytest
 from engine_rig import EOS, Rig
 from late_device import LateRig, random_pace
 
+from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.errors import BranchPrunedError, EngineDeadError, NumericsError
 
@@ -280,6 +281,17 @@ def test_a_full_pool_is_not_run_ahead_into() -> None:
     assert rig.model.num_ahead
     for state in states:
         assert state.tokens == rig.solo(state).tokens
+
+
+def test_records_are_taken_and_given_in_the_order_of_the_steps_in_flight() -> None:
+    rig = LateRig(num_blocks=8, tiers=TierOptions(host_bytes=1 << 16, always="move"))
+    branches = [rig.root([n + 1] * 9) for n in range(4)]
+    for turn in range(3):
+        states = [rig.start(b, max_tokens=9, ignore_eos=True, seed=turn) for b in branches]
+        rig.run()
+        for state in states:
+            assert state.tokens == rig.solo(state).tokens
+    assert rig.fences["store"] and rig.fences["load"] and rig.model.num_ahead
 
 
 def test_a_stopped_engine_lets_the_device_come_to_its_end() -> None:
