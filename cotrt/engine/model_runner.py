@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
@@ -95,7 +94,6 @@ class ModelRunner:
             self._serial, self._ranked = 0, []
             return None
         if step.serial == self._serial and self._batch is not None:
-            self._batch = copy.copy(self._batch)  # a device may yet read the last one
             self._batch.positions = self._batch.positions + 1
             return self._batch
         from cotrt.sampling.sampler import SamplingBatch
