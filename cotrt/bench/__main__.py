@@ -14,6 +14,7 @@ BENCHMARKS = {
     "busy": ("busy", "a workload beside a busy Python thread"),
     "start": ("startup", "seconds to a model and to a first token, and memory"),
     "step": ("breakdown", "where a decode step's time goes, beside the memory limit"),
+    "attention": ("attention", "grouped attention against plain, with intervals"),
     "gpu": ("gpu", "the workloads and kernels on a GPU"),
 }
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(module.main(arguments[1:]))
     asked = bool(arguments) and arguments[0] in ("-h", "--help")
     lines = ["usage: python -m cotrt.bench NAME [options]   (NAME --help lists them)", ""]
-    lines += [f"  {name:<6} {what}" for name, (_, what) in built.items()]
+    lines += [f"  {name:<9} {what}" for name, (_, what) in built.items()]
     print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 
