@@ -102,3 +102,24 @@ def test_silu_and_mul(dtype: torch.dtype, width: int) -> None:
     gate, up = x.double().chunk(2, dim=1)
     expected = torch.nn.functional.silu(gate) * up
     assert torch.allclose(silu_and_mul(x).double(), expected, rtol=5e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype) -> None:
+    weight, x, _ = made(70, 96, 9, dtype, 0)
+    packed = PackedWeight([weight], dtype=dtype)
+    clean = packed(x, torch.float32)
+    x[2, 5], x[7, 95] = float("nan"), float("inf")
+    found = packed(x, torch.float32)
+    rest = [i for i in range(9) if i not in (2, 7)]
+    assert torch.equal(found[rest], clean[rest])
+    assert not found[[2, 7]].isfinite().any()
+
+
+@pytest.mark.parametrize("k", [2, 576, 4864, 18944])
+def test_int8_sums_of_the_largest_values_do_not_overflow(k: int) -> None:
+    weight, x = torch.ones(32, k), torch.full((3, k), 3.0)
+    weight[1], x[1], x[2] = -1.0, -3.0, 0.0
+    found = PackedWeight([weight], dtype=torch.int8)(x.bfloat16(), torch.float32)
+    expected = x.double() @ weight.double().T
+    assert torch.allclose(found.double(), expected, rtol=1e-3)
