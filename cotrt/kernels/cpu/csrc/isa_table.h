@@ -23,7 +23,7 @@ namespace COTRT_ISA {
 #include "sample.h"
 
 static const KernelTable kTable = {
-    COTRT_ISA_NAME,  kTileRows,      150,      1,        row_type,
+    COTRT_ISA_NAME,  kTileRows,      kProductsPerNs, 1,   row_type,
     linear,          quantise_rows,  unpack_row, attention,
     attention_merge, rope_and_write, write_kv, rms_norm, silu_mul,
     block_maxima,    exp_sum,        sum_at_least, race,
