@@ -131,7 +131,9 @@ class LoggedModel(ScriptedModel):
             if slot >= 0:
                 self.computed.add(tuple(path))
             else:
-                assert tuple(path) in self.computed or tuple(path) in self.known
+                assert tuple(path) in self.computed or tuple(path) in self.known, (
+                    f"row {row} was never computed: {path}"
+                )
         return logits
 
 
@@ -184,6 +186,7 @@ class Rig:
                 max_model_len=max_model_len,
             )
         self.checks = check
+        self.num_steps = 0
         self.last_step: Any = None
         self._schedule = self.scheduler.schedule
         self.scheduler.schedule = self._remember_step  # type: ignore[method-assign]
@@ -233,6 +236,7 @@ class Rig:
         return state
 
     def step(self) -> bool:
+        self.num_steps += 1
         more = self.engine.step()
         if isinstance(self.model, LoggedModel) and self.model.broken is not None:
             raise self.model.broken
@@ -274,7 +278,9 @@ class Rig:
         """The laws of the house, recomputed from outside."""
         self.engine.check_invariants()
         pool = self.tree.pool
-        assert pool.num_free + pool.num_cached + pool.num_in_use == pool.num_blocks
+        assert pool.num_free + pool.num_cached + pool.num_in_use == pool.num_blocks, (
+            "free + cached + in use is not the total"
+        )
         self.check_memory()
         if not isinstance(self.model, LoggedModel):
             return
@@ -286,7 +292,7 @@ class Rig:
                 tail = self._content(seq.private[0])[: seq.private_len]
                 assert tail == seq.ids(seq.node.end, seq.num_computed), f"tail of {seq.id}"
             if not self.engine._in_flight and seq.work is None:
-                assert len(seq.private) <= 1
+                assert len(seq.private) <= 1, f"idle sequence {seq.id} holds {seq.private}"
         self.check_counts()
 
     def _content(self, block: int) -> list[int]:
@@ -298,7 +304,7 @@ class Rig:
         While a step is in flight, a block that it begins is empty altogether.
         """
         memory = memory_stats(self.engine)
-        assert memory.free + memory.in_use + memory.cached == memory.total
+        assert memory.free + memory.in_use + memory.cached == memory.total, f"{memory}"
         owned = {b for node in self.tree.nodes() if node.num_live for b in node.blocks}
         tails = {b for seq in self.scheduler.sequences for b in seq.private} - owned
         empty = memory.in_use * memory.block_size - memory.tokens_stored
@@ -307,22 +313,31 @@ class Rig:
             for seq in self.scheduler.sequences
         )
         assert not begun or self.engine._in_flight
-        assert 0 <= empty <= len(tails) * (memory.block_size - 1) + begun
+        assert 0 <= empty <= len(tails) * (memory.block_size - 1) + begun, (
+            f"{empty} empty slots in use, in {len(tails)} tails and {begun} blocks that are begun"
+        )
 
     def check_counts(self) -> None:
         """Every computed row is a first computation or counted as computed again."""
         counts = self.metrics
         first = counts["prompt_tokens_computed"] + counts["generated_tokens_computed"]
-        assert first == len(self.model.computed)
-        assert counts["recomputed_tokens"] == self.model.num_rows - first
+        assert first == len(self.model.computed), (
+            f"{first} tokens are counted as computed first, it were {len(self.model.computed)}"
+        )
+        assert counts["recomputed_tokens"] == self.model.num_rows - first, (
+            f"{counts['recomputed_tokens']} tokens are counted as computed again, "
+            f"it were {self.model.num_rows - first}"
+        )
 
     def check_empty(self) -> None:
         """Nothing is live: the whole pool is free or cached."""
-        assert not self.scheduler.sequences
-        assert not self.scheduler.has_work
-        assert not self.tree.root.tips
+        assert not self.scheduler.sequences, "sequences are left"
+        assert not self.scheduler.has_work, "work is left"
+        assert not self.tree.root.tips, "tips are left"
         pool = self.tree.pool
-        assert (pool.num_in_use, pool.num_free + pool.num_cached) == (0, pool.num_blocks)
+        assert (pool.num_in_use, pool.num_free + pool.num_cached) == (0, pool.num_blocks), (
+            f"nothing is live, and {pool.num_in_use} blocks are in use"
+        )
         assert all(node.num_live == 0 for node in self.tree.nodes())
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_rig import EOS, Rig, from_scratch, logprob, probs
+from engine_rig import EOS, VOCAB, Rig, from_scratch, logprob, probs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -21,12 +21,14 @@ from cotrt.errors import (
     BranchPrunedError,
     InvalidRequestError,
     KVCacheExhaustedError,
+    NumericsError,
     PromptTooLongError,
 )
 from cotrt.handle import Handle
 from cotrt.params import SamplingParams
 from cotrt.sampling.seeds import child_seed, output_seed, root_seed
 from cotrt.submission import submit
+from cotrt.testing import CharTokenizer
 
 MAX_LEN = 120
 
@@ -55,6 +57,47 @@ def _random_params(number: int) -> SamplingParams:
 
 
 PARAMS = [_random_params(number) for number in range(96)]
+
+# What a branch's work may end with when the model, the device or the tokenizer was made to fail.
+MADE_TO_FAIL = (NumericsError, MemoryError, LookupError, RuntimeError)
+
+
+class FlakyTokenizer(CharTokenizer):
+    """Raises where it is to decode, while `is_broken`."""
+
+    is_broken = False
+
+    def decode(self, ids: Sequence[int]) -> str:
+        if self.is_broken:
+            raise LookupError("made to fail: the tokenizer")
+        return super().decode(ids)
+
+
+class Nan(float):
+    """A weight above 0 whose logarithm is NaN."""
+
+    def __new__(cls) -> Nan:
+        return float.__new__(cls, "nan")
+
+    def __gt__(self, other: object) -> bool:
+        return True
+
+
+class Failures:
+    """What is made to fail now: next-token weights of some paths are NaN.
+
+    Attributes:
+        nan_of: one path of so many has NaN; 0: none has.
+    """
+
+    def __init__(self) -> None:
+        self.nan_of = 0
+
+    def probs(self, path: list[int]) -> Mapping[int, float]:
+        if self.nan_of and hash(tuple(path)) % self.nan_of == 0:
+            return {1: Nan()}
+        return probs(path)
+
 
 numbers = st.integers(0, (1 << 20) - 1)
 token_lists = st.lists(st.integers(1, 3), min_size=1, max_size=24)
@@ -104,6 +147,9 @@ class TreeProgram(RuleBasedStateMachine):
         self.running: list[Running] = []
         self.ended: list[Running] = []
         self.num_roots = 0
+        self.num_storms = 0
+        self.failures = Failures()
+        self.tokenizer = FlakyTokenizer(VOCAB)
 
     @initialize(
         num_blocks=st.sampled_from([2, 3, 4, 6, 8, 12, 20, 64]),
@@ -133,6 +179,8 @@ class TreeProgram(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             match_prompts=match,
             max_model_len=MAX_LEN,
+            next_probs=self.failures.probs,
+            tokenizer=self.tokenizer,
         )
         self.rig.scheduler._max_scored_rows = scored
         self._root(ids)
@@ -466,6 +514,51 @@ class TreeProgram(RuleBasedStateMachine):
     def more_steps(self, count: int) -> None:
         self.steps(count)
 
+    @rule(pick=numbers)
+    def storm(self, pick: int) -> None:
+        """Thousands of forks at once, which are pruned, closed and dropped again."""
+        owner = self._pick(pick)
+        if owner is None or self.num_storms:
+            return
+        assert owner.branch is not None
+        self.num_storms += 1
+        n = 10_000 if pick % 8 == 0 else 300
+        self._publish(owner)
+        children = owner.branch.fork(n)
+        owner.num_forks += n
+        works = [children[pick % n].generate(max_tokens=3)] if owner.ids else []
+        self._step()
+        for child in children[: n // 3]:
+            child.prune()
+        for child in children[n // 3 : n // 2]:
+            child.close()
+        del children, child
+        self._step()
+        for work in works:
+            work.cancel()
+        self._look()
+
+    @rule(room=st.sampled_from([0, 1, 2, 5, 17]), copies=st.booleans(), count=st.integers(1, 8))
+    def memory_is_short(self, room: int, copies: bool, count: int) -> None:
+        """The device has room for small steps only, or for none, or not for copies."""
+        self.rig.model.room = room
+        self.rig.model.no_room_to_copy = copies
+        self.steps(count)
+        self.rig.model.room = None
+        self.rig.model.no_room_to_copy = False
+
+    @rule(nan_of=st.sampled_from([1, 3, 7]), count=st.integers(1, 4))
+    def logits_are_nan(self, nan_of: int, count: int) -> None:
+        self.failures.nan_of = nan_of
+        self.steps(count)
+        self.failures.nan_of = 0
+
+    @rule(count=st.integers(1, 4))
+    def tokenizer_raises(self, count: int) -> None:
+        self.tokenizer.is_broken = True
+        self.steps(count)
+        self.tokenizer.is_broken = False
+
     @rule()
     def step_fails(self) -> None:
         """The model raises: the requests of that step end with it, everything else goes on."""
@@ -520,7 +613,7 @@ class TreeProgram(RuleBasedStateMachine):
             if owner.pruned:
                 assert isinstance(error, BranchPrunedError)
             elif error is not None:
-                assert str(error) == "made to fail"
+                assert isinstance(error, MADE_TO_FAIL), error
             elif run.cancelled:
                 assert state.finish_reason == "abort"
             run.ids, run.sampled = owner.ids[: run.start], owner.sampled[: run.start]
@@ -528,13 +621,11 @@ class TreeProgram(RuleBasedStateMachine):
             return
         try:
             result = run.handle.result()
-        except (BranchPrunedError, CancelledError, RuntimeError) as error:
+        except (BranchPrunedError, CancelledError, *MADE_TO_FAIL) as error:
             if isinstance(error, BranchPrunedError):
                 assert owner.pruned
             elif isinstance(error, CancelledError):
                 assert run.cancelled
-            elif str(error) != "made to fail":
-                raise
             return
         scores = result.scores if run.kind == "choose" else result
         values = []
