@@ -191,10 +191,9 @@ _bridges = threading.local()
 
 def _current_bridge() -> _Bridge:
     """The bridge of the loop that runs in this thread."""
-    trio = sys.modules.get("trio")
     loop: Any
-    if trio is not None and trio.lowlevel.in_trio_task():
-        loop = trio.lowlevel.current_trio_token()
+    if _trio_says("in_trio_task"):
+        loop = sys.modules["trio"].lowlevel.current_trio_token()
         schedule = loop.run_sync_soon
     else:
         try:
@@ -225,5 +224,11 @@ def in_running_loop() -> bool:
         asyncio.get_running_loop()
         return True
     except RuntimeError:
-        trio = sys.modules.get("trio")
-        return trio is not None and bool(trio.lowlevel.in_trio_run())
+        return _trio_says("in_trio_run")
+
+
+def _trio_says(question: str) -> bool:
+    """What a function of ``trio.lowlevel`` answers; False while another thread imports trio."""
+    lowlevel = getattr(sys.modules.get("trio"), "lowlevel", None)
+    ask = getattr(lowlevel, question, None)
+    return ask is not None and bool(ask())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import threading
+import types
 import warnings
 
 import anyio
@@ -252,6 +254,20 @@ def test_a_loop_that_is_closed_while_work_runs_is_left_alone():
         del tasks, task
         gc.collect()
         assert len(branches[1].generate(max_tokens=5).result(20).token_ids) == 5
+
+
+def test_a_blocking_call_while_another_thread_imports_trio(monkeypatch):
+    half_imported = types.ModuleType("trio")
+    monkeypatch.setitem(sys.modules, "trio", half_imported)
+    with scripted() as llm, llm.branch("a") as branch:
+        assert branch.generate(max_tokens=2).result().finish_reason == "length"
+        half_imported.lowlevel = types.ModuleType("trio.lowlevel")
+        assert branch.generate(max_tokens=2).result().finish_reason == "length"
+        assert asyncio.run(_awaited(branch.generate(max_tokens=2))).finish_reason == "length"
+
+
+async def _awaited(handle):
+    return await handle
 
 
 def test_a_coroutine_that_is_dropped_does_not_stop_the_work():
