@@ -522,7 +522,7 @@ class TreeProgram(RuleBasedStateMachine):
             return
         assert owner.branch is not None
         self.num_storms += 1
-        n = 10_000 if pick % 8 == 0 else 300
+        n = 10_000 if pick % 64 == 0 else 50
         self._publish(owner)
         children = owner.branch.fork(n)
         owner.num_forks += n
