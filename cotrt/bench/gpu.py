@@ -24,8 +24,8 @@ KERNEL_TESTS = ROOT / "tests/kernels/triton_kernels/interpreted"
 Record = dict[str, Any]
 # Section -> the share of the whole time that it may take.
 SECTIONS = {
-    "tests": 0.27, "bandwidth": 0.02, "attention": 0.2, "decode": 0.22, "workloads": 0.13,
-    "host": 0.03, "peers": 0.13,
+    "tests": 0.22, "bandwidth": 0.02, "attention": 0.2, "decode": 0.2, "workloads": 0.13,
+    "host": 0.03, "peers": 0.2,
 }  # fmt: skip
 # What each section's table shows.
 COLUMNS = {
@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace, names: Sequence[str], on_gpu: bool) -> Rec
 
     from cotrt import __version__
     from cotrt.bench import gpu_attention, gpu_decode, gpu_workloads
-    from cotrt.bench.gpu_timing import Timer, memory_bandwidth
+    from cotrt.bench.gpu_timing import Timer, give_back, memory_bandwidth
 
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     timer, toy = Timer(device), bool(options.toy)
@@ -105,18 +105,16 @@ def _run(options: argparse.Namespace, names: Sequence[str], on_gpu: bool) -> Rec
 
     def llm() -> Any:
         if "llm" not in found:
-            if on_gpu:
-                torch.cuda.empty_cache()
+            give_back(timer)
             found["llm"] = gpu_workloads.open_llm(options.model, toy=toy, on_gpu=on_gpu)
         return found["llm"]
 
     def peers(seconds: float) -> Iterator[Record]:
         from cotrt.models import hub
 
-        if "llm" in found:  # its pool takes most of the GPU
+        if "llm" in found:  # its pool takes much of the GPU
             found.pop("llm").close()
-        if on_gpu:
-            torch.cuda.empty_cache()
+        give_back(timer)
         folder = str(hub.find(options.model).folder)
         return gpu_workloads.peers(folder, toy=toy, repetitions=options.reps, seconds=seconds)
 

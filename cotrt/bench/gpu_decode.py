@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cotrt.bench.gpu_attention import Node
-from cotrt.bench.gpu_timing import Timer
+from cotrt.bench.gpu_timing import Timer, give_back
 from cotrt.kernels.dispatch import choose
 from cotrt.models.config import ModelConfig
 from cotrt.models.decoder import Decoder, DecoderWeights, LayerWeights
@@ -167,8 +167,7 @@ def run(timer: Timer, bandwidth: float, *, toy: bool) -> Iterator[dict[str, Any]
                     **record, "limit_ms": limit, "of_limit": limit / record["step_ms"],
                 }  # fmt: skip
         del decoder
-        if timer.on_gpu:
-            torch.cuda.empty_cache()
+        give_back(timer)
 
 
 def _measure(decoder: Decoder, step: StepPlan, timer: Timer) -> dict[str, Any]:

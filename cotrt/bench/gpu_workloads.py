@@ -28,6 +28,8 @@ def open_llm(model: Any, *, toy: bool, on_gpu: bool) -> Any:
         options |= {"dtype": "float32", "attention_backend": "triton"}
     if toy:
         options |= {"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8, "max_model_len": 256}
+    else:
+        options["gpu_memory_utilization"] = 0.5  # peers need the rest
     return LLM(model, device="cuda" if on_gpu else "cpu", **options)
 
 

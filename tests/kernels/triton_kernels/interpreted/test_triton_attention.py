@@ -15,7 +15,12 @@ from cotrt.kernels.triton import attention_work
 from cotrt.kernels.triton import tree_attention as module
 from cotrt.kernels.triton.attention_variants import TILES, choose_variant, largest_tile
 from cotrt.kernels.triton.attention_work import AttentionWork, Capacity, capacity_for
-from cotrt.kernels.triton.tree_attention import GraphPlan, prepare_plan, tree_attention
+from cotrt.kernels.triton.tree_attention import (
+    GraphPlan,
+    new_graph_plan,
+    prepare_plan,
+    tree_attention,
+)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -197,6 +202,19 @@ def test_graph_plan_serves_one_plan_after_another_from_the_same_buffers(device: 
         lse.fill_(torch.nan)
         addresses.add((work.items.data_ptr(), partial.data_ptr(), lse.data_ptr()))
     assert len(addresses) == 1
+
+
+def test_a_graph_plan_names_the_tile_of_the_graph_that_serves(device: torch.device):
+    graph = new_graph_plan(6, 128, 4, 64, BF16, device)
+    assert graph.tiles == (16, 64) and new_graph_plan(6, 64, 4, 64, FP32, device).tiles == (16,)
+    shared = plan_of(level_tree([1, 6], [32, 9], block_size=16))
+    alone = plan_of(level_tree([1, 6], [32, 9], block_size=16), share=False)
+    for plan, tile in ((shared, 64), (alone, 16), (shared, 64)):
+        assert graph.tile_for(plan) == tile
+        graph.write(plan, tile)
+        check(plan, 1, 4, 64, BF16, device, graph)
+    many = plan_of(level_tree([1, 6], [32, 20 * 16], block_size=16), share=False)
+    assert len(many.group_blocks) > 128 and graph.tile_for(many) is None
 
 
 def test_items_stand_by_falling_cost_and_cover_every_slot_once():
