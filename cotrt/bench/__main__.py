@@ -15,6 +15,7 @@ BENCHMARKS = {
     "start": ("startup", "seconds to a model and to a first token, and memory"),
     "step": ("breakdown", "where a decode step's time goes, beside the memory limit"),
     "attention": ("attention", "grouped attention against plain, with intervals"),
+    "deterministic": ("deterministic", "what deterministic=True costs, beside the default"),
     "gpu": ("gpu", "the workloads and kernels on a GPU"),
 }
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(module.main(arguments[1:]))
     asked = bool(arguments) and arguments[0] in ("-h", "--help")
     lines = ["usage: python -m cotrt.bench NAME [options]   (NAME --help lists them)", ""]
-    lines += [f"  {name:<9} {what}" for name, (_, what) in built.items()]
+    lines += [f"  {name:<13} {what}" for name, (_, what) in built.items()]
     print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 

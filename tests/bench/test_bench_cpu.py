@@ -43,6 +43,16 @@ def test_a_step_is_broken_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert "step / limit" in capsys.readouterr().out
 
 
+def test_the_price_of_determinism(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["--toy", "--reps", "1", "--only", "W1,W2", "--json", str(out)]
+    assert main(["deterministic", *arguments]) == 0
+    records = json.loads(out.read_text())["records"]
+    assert [r["workload"] for r in records] == ["W1", "W2"]
+    assert all(len(r["ratios"]) == 1 and r["ratios"][0] > 0 for r in records)
+    assert "throughput kept" in capsys.readouterr().out
+
+
 def test_a_busy_thread_and_a_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["busy", "--toy", "--reps", "1"]) == 0
     assert main(["start", "--reps", "1"]) == 0

@@ -140,10 +140,10 @@ def test_random_programs_and_every_path_of_theirs_from_scratch(
 ) -> None:
     record = RecordedLogits()
     most = 620
-    preemptions = 0
+    computed_again = 0
     for seed in range(6):
         # Pools that hold all, and such that are too small: KV is dropped and computed again.
-        pool = [1 << 14, 2048, 1024][seed % 3]
+        pool = [1 << 14, 1024, 768][seed % 3]
         with open_recorded(
             folder,
             record,
@@ -159,12 +159,12 @@ def test_random_programs_and_every_path_of_theirs_from_scratch(
                 program.step()
             program.settle()
             paths = [b.token_ids for b in program.branches if len(b) > 1]
-            preemptions += llm.metrics["preemptions"]
+            computed_again += llm.metrics["recomputed_tokens"]
         with open_recorded(folder, record, enable_prefix_caching=False, load=kind) as llm:
             for path in paths[:8]:
                 llm.generate([path], greedy(1, prompt_logprobs=0), use_tqdm=False)
     assert record.num_again > 1000 and not record.different
-    assert preemptions > 0
+    assert computed_again > 0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
