@@ -148,6 +148,7 @@ class LateModel(LoggedModel):
         num_ahead: steps launched before the draws they take as input were read.
         num_failed_ahead: of these, how many were made to fail.
         runs: by the id of its plan, each step; the plan is held, so the id stays its own.
+        waiting_copies: target to source of those that are not made yet.
         free_blocks: gives the blocks that are free now.
     """
 
@@ -160,13 +161,20 @@ class LateModel(LoggedModel):
         self.num_ahead = 0
         self.num_failed_ahead = 0
         self.runs: dict[int, Run] = {}
+        self.waiting_copies: dict[int, int] = {}
         self.free_blocks: Callable[[], list[int]] = list
         self.expected_of: Callable[[StepPlan, bool], list[list[int]] | None] = lambda *_: None
         self._last: Run | None = None
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         copy = super().copy_blocks
-        self.device.enqueue(lambda: copy(pairs), 0)
+
+        def execute() -> None:
+            self.waiting_copies.clear()
+            copy(pairs)
+
+        self.waiting_copies.update((target, source) for source, target in pairs)
+        self.device.enqueue(execute, 0)
 
     def read_blocks(self, blocks: Sequence[int]) -> UInt8:
         self.device.run_all()
@@ -369,12 +377,7 @@ class LateRig(Rig):
 
     def _content(self, block: int) -> list[int]:
         """What it holds, or will hold once a copy into it that waits on the device is made."""
-        flight = self.engine._flight
-        run = None if flight is None else self.model.runs.get(id(flight.step.plan))
-        if flight is not None and run is not None and run.paths is None:
-            copies = {target: source for source, target in flight.step.plan.copies}
-            block = copies.get(block, block)
-        return super()._content(block)
+        return super()._content(self.model.waiting_copies.get(block, block))
 
     def check(self) -> None:
         flight = self.ahead
