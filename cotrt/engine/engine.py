@@ -26,16 +26,15 @@ from cotrt.engine.lock import EngineLock
 from cotrt.engine.memory_shortage import give_back_memory, is_out_of_memory
 from cotrt.engine.model import StepModel, is_asynchronous
 from cotrt.engine.model_runner import ModelRunner, Pending, StepResult
-from cotrt.engine.promise import Promise, wake
-from cotrt.engine.ranking import Ranking, RankState
+from cotrt.engine.outcomes import Outcomes
+from cotrt.engine.promise import Promise
+from cotrt.engine.ranking import RankState
 from cotrt.engine.record_stores import RecordSource, RecordStores, TierOptions
-from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, Tail, TokenScores
+from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, Tail
 from cotrt.errors import (
     BranchPrunedError,
     EngineDeadError,
     InvalidRequestError,
-    KVCacheExhaustedError,
-    NumericsError,
 )
 from cotrt.sampling.seeds import child_seed, root_seed
 from cotrt.tree.attention_planner import CHUNK_TOKENS, AttentionPlanner, PlanCosts
@@ -125,7 +124,7 @@ class Engine:
         self.dead: BaseException | None = None
         self.num_forks = 0
         self.num_prunes = 0
-        self.num_generated = 0
+        self._outcomes = Outcomes(self.tree, self.scheduler)
         self._runner = ModelRunner(model, processed_logprobs=processed_logprobs)
         self.records: RecordStores | None = None
         if tiers is not None:
@@ -140,7 +139,6 @@ class Engine:
         self._in_flight = False  # a step is scheduled and its update not done
         self._runs_ahead = is_asynchronous(model)
         self._flight: Flight | None = None  # left on the device when a call of step() returned
-        self._woken: list[Promise] = []
 
     # ---- tiers --------------------------------------------------------------------------------
 
@@ -279,18 +277,16 @@ class Engine:
         # Leaves first, so that a block's last holder is the one nearest to the root.
         for each in reversed(doomed):
             if each.work is not None:
-                self._end_pruned(each.work)
+                self._outcomes.end_pruned(each.work)
             if each.choice is not None:
-                self._end_choice(each.choice, BranchPrunedError("the branch was pruned"))
+                self._outcomes.end_choice(each.choice, BranchPrunedError("the branch was pruned"))
             if each in self.scheduler.sequences:
                 self.scheduler.drop_sequence(each, pruned=True)
-        self._flush_woken()
+        self._outcomes.wake()
 
     def close(self, seq: Sequence) -> None:
         """Give up the handle: without running work its KV is only cached from now on."""
-        seq.closed = True
-        if not seq.pruned and not seq.is_busy and seq in self.scheduler.sequences:
-            self.scheduler.drop_sequence(seq)
+        self._outcomes.close(seq)
 
     def reopen(self, seq: Sequence) -> None:
         """A handle was made again for a closed sequence that lives on in its descendants."""
@@ -334,8 +330,8 @@ class Engine:
         state.work = work
         self._queue(work)
         if work.is_satisfied:
-            self._finish(work, "length", None)
-            self._flush_woken()
+            self._outcomes.finish(work, "length", None)
+            self._outcomes.wake()
 
     def start_score(
         self, state: ScoreState, priority: int = 0, *, counts_reuse: bool = True
@@ -361,11 +357,11 @@ class Engine:
         seq.span.ids.append(token)
         seq.span.logprobs.append(logprob)
         seq.span.sampled.append(1)
-        self.num_generated += 1
+        self._outcomes.num_generated += 1
 
     def discard(self, seq: Sequence) -> None:
         """Forget an internal sequence; its KV is only cached from now on."""
-        self._drop_temporary(seq)
+        self._outcomes.drop_temporary(seq)
 
     def start_choice(self, state: ChoiceState) -> None:
         """Queue the scores of a choose; its sequence is busy until all have ended."""
@@ -376,8 +372,8 @@ class Engine:
 
     def cancel_choice(self, state: ChoiceState) -> None:
         """End a choose now; its branch is free and unchanged."""
-        self._end_choice(state, CancelledError("the choice was cancelled"))
-        self._flush_woken()
+        self._outcomes.end_choice(state, CancelledError("the choice was cancelled"))
+        self._outcomes.wake()
 
     def _new_work(self, seq: Sequence, **options: Any) -> Work:
         work = Work(seq, number=next(self._num_works), **options)
@@ -396,10 +392,10 @@ class Engine:
         if work is None or work.state is WorkState.DONE or state.promise.done:
             return
         if isinstance(state, GenerationState):
-            self._finish(work, "abort", None)
+            self._outcomes.finish(work, "abort", None)
         else:
-            self._fail(work, CancelledError("the handle was cancelled"))
-        self._flush_woken()
+            self._outcomes.fail(work, CancelledError("the handle was cancelled"))
+        self._outcomes.wake()
 
     def when_between_steps(self, call: Callable[[], Any]) -> Promise:
         """Run `call` under the lock with no step in flight: now, or after the present one."""
@@ -432,7 +428,7 @@ class Engine:
             flight = self._flight
             step = self._schedule() if flight is None else self._schedule_ahead(flight)
             if step is None and flight is None:
-                self._flush_woken()
+                self._outcomes.wake()
                 if self._check_laws and not self.scheduler.has_work:
                     self.check_invariants()
                 waits = self.scheduler.waits_for_records
@@ -463,7 +459,7 @@ class Engine:
     def _schedule(self) -> Step | None:
         step = self.scheduler.schedule()
         for work in self.scheduler.take_exhausted():
-            self._finish_exhausted(work)
+            self._outcomes.finish_exhausted(work)
         if step is not None:
             if not step.is_decode:
                 self._note_scheduled(step)
@@ -505,7 +501,7 @@ class Engine:
                 raise
             if behind is None:
                 self._answer_between()
-            self._flush_woken()
+            self._outcomes.wake()
 
     def settle(self) -> None:
         """Wait until nothing runs on the device, and drop what it brings; the engine is dead."""
@@ -533,230 +529,23 @@ class Engine:
         if drawn is not None and drawn.bad.any():
             for index in np.flatnonzero(drawn.bad).tolist():
                 row = int(step.plan.sample_rows[index])
-                self._end_bad(step.draws[index], result.row_errors.get(row))
+                self._outcomes.end_bad(step.draws[index], result.row_errors.get(row))
         for (work, _), row, scores in zip(step.scored, step.plan.scored_rows, result.scored):
             if scores is None:
-                self._end_bad(work, result.row_errors.get(int(row)))
+                self._outcomes.end_bad(work, result.row_errors.get(int(row)))
         self.scheduler.commit(step, result.failed)
         if step.scored:
-            self._take_scores(step, result)
+            self._outcomes.take_scores(step, result)
         if result.ranked:
-            self._finish_rankings(step, result.ranked)
+            self._outcomes.finish_rankings(step, result.ranked)
         if drawn is not None:
-            goes_on = self._append_drawn(step, drawn)
+            goes_on = self._outcomes.append_drawn(step, drawn)
             if behind is not None:
                 self.scheduler.learn(behind, step, drawn.token_ids)
             elif goes_on and step.is_decode:
                 self.scheduler.lengthen_next(step, drawn.token_ids)
 
-    def _append_drawn(self, step: Step, drawn: Any) -> bool:
-        """Append each draw to its sequence and end what is complete; True if all go on."""
-        tops, goes_on, now = drawn.top, True, 0.0
-        tokens, logprobs = drawn.token_ids.tolist(), drawn.logprobs.tolist()
-        for index, work in enumerate(step.draws):
-            if work.state is not WorkState.RUNNING:
-                goes_on = False
-                continue
-            state, span, token = work.data, work.seq.span, tokens[index]
-            span.ids.append(token)
-            span.logprobs.append(logprobs[index])
-            span.sampled.append(1)
-            self.num_generated += 1
-            if tops and index in tops:
-                state.scores.append(TokenScores(logprobs[index], tops[index]))
-            if state.history is not None:
-                state.history.append(token)
-            if not state.first_token:
-                now = now or time.monotonic()
-                self._note_first_token(work, state, now)
-            length = span.start + len(span.ids)
-            if length > state.min_length and token in state.stop_ids:
-                if token in state.eos_ids:
-                    state.ended_by_eos, work.seq.ended_at = True, length
-                reason = None if state.ended_by_eos else token
-                if state.watch is not None:  # its text may be what a stop string says
-                    is_fine, stop = self._watch(work, state.watch.append_end, token)
-                    if not is_fine:
-                        goes_on = False
-                        continue
-                    reason = reason if stop is None else stop
-                self._finish(work, "stop", reason)
-                goes_on = False
-                continue
-            if state.watch is not None:
-                is_fine, stop = self._watch(work, state.watch.append, (token,))
-                if stop is not None:
-                    self._finish(work, "stop", stop)
-                if stop is not None or not is_fine:
-                    goes_on = False
-                    continue
-            if length >= state.max_length:
-                self._finish(work, "length", None)
-                goes_on = False
-            elif state.promise.is_watched:
-                self._woken.append(state.promise)
-        return goes_on
-
-    def _watch(
-        self, work: Work, append: Callable[[Any], Any], value: Any
-    ) -> tuple[bool, str | None]:
-        """The stop string that `append` finds; False where its tokenizer raised: the work ended."""
-        try:
-            match = append(value)
-        except Exception as error:
-            logger.exception("the tokenizer failed; the request ends with its error")
-            self._fail(work, error)
-            return False, None
-        return True, None if match is None else match.stop
-
-    def _note_first_token(self, work: Work, state: GenerationState, now: float) -> None:
-        state.first_token = now
-        if work.num_reused is not None:
-            state.num_cached = min(work.num_reused, state.start - 1)
-
-    def _take_scores(self, step: Step, result: StepResult) -> None:
-        for (work, position), scores in zip(step.scored, result.scored):
-            if scores is None or work.state is WorkState.DONE:
-                continue
-            state = work.data
-            if isinstance(state, ScoreState):
-                state.logprobs.append(scores.logprob)
-            else:
-                state.prompt_scores[position + 1] = scores
-        for work, _ in step.scored:
-            if work.state is not WorkState.DONE and work.is_satisfied:
-                if isinstance(work.data, ScoreState):
-                    self._finish_score(work)
-                else:
-                    self._finish(work, "length", None)
-
-    # ---- ends ---------------------------------------------------------------------------------
-
-    def _finish(self, work: Work, reason: str, stop_reason: int | str | None) -> None:
-        state: GenerationState = work.data
-        seq = state.seq
-        self._retire(work)
-        state.finished = time.monotonic()
-        if work.num_reused is not None:
-            state.num_cached = max(0, min(work.num_reused, state.start - 1))
-        self._collect(state)
-        state.finish_reason, state.stop_reason = reason, stop_reason
-        state.promise.set(state)
-        self._woken.append(state.promise)
-        if state.release_when_done or seq.closed:
-            self.close(seq)
-
-    def _collect(self, state: GenerationState) -> None:
-        """Copy what was sampled: the branch may go on, or be cut."""
-        seq = state.seq
-        state.tokens = seq.ids(state.start)
-        sampled = seq.span.slice_logprobs(state.start, seq.length)
-        state.logprobs = [value for value in sampled if value is not None]
-
-    def _finish_exhausted(self, work: Work) -> None:
-        if isinstance(work.data, GenerationState):
-            self._finish(work, "length", "kv_capacity")
-        else:
-            pool = self.tree.pool
-            error = KVCacheExhaustedError(
-                f"scoring needs {work.seq.length} tokens of KV, the pool holds "
-                f"{pool.num_blocks * pool.block_size}: raise kv_cache_memory_bytes"
-            )
-            self._fail(work, error)
-
-    def _finish_rankings(self, step: Step, ranked: list[Ranking]) -> None:
-        works = [work for work in step.draws if type(work.data) is RankState]
-        for work, ranking in zip(works, ranked):
-            if work.state is WorkState.RUNNING:
-                self._retire(work)
-                work.data.promise.set(ranking)
-                self._woken.append(work.data.promise)
-
-    def _finish_score(self, work: Work) -> None:
-        state: ScoreState = work.data
-        self._retire(work)
-        state.promise.set(state.logprobs)
-        self._woken.append(state.promise)
-        if state.choice is None:
-            self._drop_temporary(state.seq)
-        elif all(score.promise.done for score in state.choice.scores):
-            self._decide(state.choice)
-
-    def _decide(self, choice: ChoiceState) -> None:
-        """Append the best option, whose KV its score has left in the tree."""
-        values = [sum(score.logprobs) for score in choice.scores]
-        if choice.by_mean:
-            values = [v / len(ids) for v, ids in zip(values, choice.options)]
-        best = values.index(max(values))
-        seq = choice.seq
-        seq.span.extend(choice.given + choice.options[best])
-        self.tree.advance(seq, seq.length)
-        choice.promise.set(best)
-        self._end_choice(choice, None)
-
-    def _end_choice(self, choice: ChoiceState, error: BaseException | None) -> None:
-        if choice.seq.choice is not choice:
-            return
-        choice.seq.choice = None
-        if error is not None:
-            choice.promise.fail(error)
-        self._woken.append(choice.promise)
-        for score in choice.scores:
-            if score.work is not None and score.work.state is not WorkState.DONE:
-                score.choice = None
-                self._fail(score.work, error or CancelledError("the choice was cancelled"))
-            self._drop_temporary(score.seq)
-        if choice.seq.closed:
-            self.close(choice.seq)
-
-    def _fail(self, work: Work, error: BaseException) -> None:
-        """End a work with an error."""
-        state = work.data
-        self._retire(work)
-        if isinstance(state, GenerationState):
-            self._collect(state)
-            state.finish_reason = "abort"
-            state.finished = time.monotonic()
-        state.promise.fail(error)
-        self._woken.append(state.promise)
-        if isinstance(state, ScoreState):
-            self._drop_temporary(state.seq)
-            if state.choice is not None:
-                self._end_choice(state.choice, error)
-        elif state.release_when_done or state.seq.closed:
-            self.close(state.seq)
-
-    def _retire(self, work: Work) -> None:
-        self.scheduler.remove(work)
-        seq = work.seq
-        if seq.work is work:
-            seq.work = None
-        self.tree.clock += 1
-        seq.last_used = self.tree.clock
-
-    def _end_pruned(self, work: Work) -> None:
-        self._fail(work, BranchPrunedError("the branch was pruned while it was running"))
-
-    def _end_bad(self, work: Work, error: Exception | None) -> None:
-        """End a work whose logits are of no use; `error` is the model's own word for it."""
-        if work.state is WorkState.DONE:
-            return
-        if error is None:
-            what = "gave NaN or infinite logits: check the weights and dtype"
-            if getattr(work.data, "processor", None) is not None:
-                what = (
-                    "gave NaN or infinite logits, or no possible token among those that "
-                    "allowed_token_ids, logit_bias, bad_words and the grammar leave"
-                )
-            error = NumericsError(
-                f"at position {work.first_wanted} of sequence {work.seq.id} the model {what}"
-            )
-        self._fail(work, error)
-
-    def _drop_temporary(self, seq: Sequence) -> None:
-        seq.closed = seq.pruned = True
-        if seq in self.scheduler.sequences:
-            self.scheduler.drop_sequence(seq)
+    # ---- in trouble ---------------------------------------------------------------------------
 
     def _drop_closed(self) -> None:
         while self._dropped:
@@ -780,9 +569,9 @@ class Engine:
                 self._make_smaller(step, error)
             else:
                 for work in step.works():
-                    self._fail_unless_done(work, error)
+                    self._outcomes.fail_unless_done(work, error)
             self._answer_between()
-            self._flush_woken()
+            self._outcomes.wake()
 
     def _make_smaller(self, step: Step, error: Exception) -> None:
         """The device had no memory for `step`: try half of it, or without its newest work."""
@@ -805,11 +594,7 @@ class Engine:
             f"smaller KV pool ({error})"
         )
         shed.__cause__ = error
-        self._fail_unless_done(newest, shed)
-
-    def _fail_unless_done(self, work: Work, error: BaseException) -> None:
-        if work.state is not WorkState.DONE:
-            self._fail(work, error)
+        self._outcomes.fail_unless_done(newest, shed)
 
     def _die(self, error: BaseException) -> None:
         """A law was broken or a bug was met: every waiter gets EngineDeadError at once."""
@@ -833,13 +618,13 @@ class Engine:
             for ended in (state, getattr(state, "choice", None)):
                 if ended is not None:
                     ended.promise.fail(dead)
-                    self._woken.append(ended.promise)
+                    self._outcomes.woken.append(ended.promise)
         for _, promise in self._between:
             promise.fail(dead)
-            self._woken.append(promise)
+            self._outcomes.woken.append(promise)
         if silently:
-            self._woken.clear()
-        self._flush_woken()
+            self._outcomes.woken.clear()
+        self._outcomes.wake()
 
     def _answer_between(self) -> None:
         calls, self._between = self._between, []
@@ -847,12 +632,7 @@ class Engine:
             self._drop_closed()
         for call, promise in calls:
             promise.set(call())
-            self._woken.append(promise)
-
-    def _flush_woken(self) -> None:
-        if self._woken:
-            woken, self._woken = self._woken, []
-            wake(woken)
+            self._outcomes.woken.append(promise)
 
     # ---- looking inside -----------------------------------------------------------------------
 
@@ -870,6 +650,11 @@ class Engine:
                 f"{self.tree.pool.num_blocks}: keep fewer branches, or enlarge the pool"
             )
         seq.keep_until = until
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that were sampled and kept."""
+        return self._outcomes.num_generated
 
     @property
     def moved(self) -> TierCounters:
