@@ -50,6 +50,7 @@ def save(branch: Branch, path: Any, *, subtree: bool) -> None:
 def load(runtime: Runtime, path: Any, kv: Any) -> Branch:
     """Make the branches of a file again; see `LLM.load_branch`."""
     from cotrt.branch import Branch
+    from cotrt.engine.saved_source import SavedSource
     from cotrt.engine.saving import restore
     from cotrt.saved.reader import SavedFile
 
@@ -60,21 +61,29 @@ def load(runtime: Runtime, path: Any, kv: Any) -> Branch:
         )
     runtime.check()
     warn_inside_loop()
-    file = SavedFile(name)
+    file, source = SavedFile(name), None
     try:
         if kv == "auto":
             _check_model(runtime, file)
         _check_tokens(runtime, file)
-        with runtime.engine.lock:
+        engine = runtime.engine
+        if kv == "auto" and file.chunks:
+            source = SavedSource(
+                file, fingerprint=file.fingerprint, block_size=engine.tree.block_size
+            )
+        with engine.lock:
             runtime.check()
-            sequences = restore(runtime.engine, file.branches)
+            sequences = restore(engine, file.branches, source)
             made = [
                 Branch(runtime, seq)
                 for seq, saved in zip(sequences, file.branches)
                 if not saved.closed
             ]
             made[0]._kept = made[1:]
-    finally:
+    except BaseException:
+        file.close()
+        raise
+    if source is None:
         file.close()
     return made[0]
 

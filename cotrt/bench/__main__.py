@@ -10,6 +10,7 @@ from collections.abc import Sequence
 # name -> (module of this package, what it measures)
 BENCHMARKS = {
     "tree": ("tree", "fork, prune, append, and a step's own cost, without a model"),
+    "saved": ("saved", "loading a long saved branch beside computing it"),
     "cpu": ("cpu", "the workloads on the CPU, beside peers where they are installed"),
     "busy": ("busy", "a workload beside a busy Python thread"),
     "start": ("startup", "seconds to a model and to a first token, and memory"),

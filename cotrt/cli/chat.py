@@ -23,7 +23,7 @@ _COMMANDS = """\
 /switch N      go on in conversation N
 /tree          draw how they grew
 /undo          take back the last message and its reply
-/save FILE     write this conversation as JSON
+/save FILE     save this conversation with its KV; to FILE.json: its messages alone
 /load FILE     go on with one that was saved
 /quit          end (so does Ctrl-D; Ctrl-C stops a reply)"""
 
@@ -152,25 +152,52 @@ class _Talk:
     def _save(self, path: str) -> None:
         if not path:
             raise ValueError("/save FILE: name a file")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"messages": self._chat.messages}, file, ensure_ascii=False, indent=1)
+        if path.endswith(".json"):
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({"messages": self._chat.messages}, file, ensure_ascii=False, indent=1)
+        else:
+            branch = self._chat.branch
+            branch.metadata["messages"] = self._chat.messages
+            branch.save(path)
         print(f"saved {path}")
 
     def _load(self, path: str) -> None:
         if not path:
             raise ValueError("/load FILE: name a file")
-        with open(path, encoding="utf-8") as file:
-            found: Any = json.load(file)
-        messages = found.get("messages") if isinstance(found, dict) else None
-        if not isinstance(messages, list) or not all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
-        ):
-            raise ValueError(f"/load {path}: it holds no conversation that /save wrote")
         chat = self._llm.start_chat()
-        chat._messages = messages  # the next turn renders and computes them
+        if path.endswith(".json"):
+            with open(path, encoding="utf-8") as file:
+                chat._messages = _messages_of(json.load(file), path)
+        else:
+            self._load_branch(chat, path)
         self._all.append(_Conversation(chat))
         self._now = len(self._all) - 1
         print(self._line(self._now))
+
+    def _load_branch(self, chat: Chat, path: str) -> None:
+        """A conversation with its KV, or its messages where they are of another model."""
+        from cotrt.errors import SavedBranchError
+        from cotrt.saved.reader import SavedFile
+
+        file = SavedFile(path)
+        file.close()
+        chat._messages = _messages_of(file.branches[0].metadata, path)
+        try:
+            branch = self._llm.load_branch(path)
+        except SavedBranchError as error:
+            print(f"! {error}\n! its messages are computed again")
+            return  # the next turn renders them
+        chat.branch.prune()
+        chat._branch = branch
+
+
+def _messages_of(found: Any, path: str) -> list[dict[str, Any]]:
+    messages = found.get("messages") if isinstance(found, dict) else None
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+    ):
+        raise ValueError(f"/load {path}: it holds no conversation that /save wrote")
+    return messages
 
 
 def _number(text: str) -> int:

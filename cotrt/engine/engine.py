@@ -14,6 +14,7 @@ import collections
 import itertools
 import logging
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ class Engine:
         self._num_works = itertools.count()
         self._dropped: collections.deque[HandleRef] = collections.deque()
         self._between: list[tuple[Callable[[], Any], Promise]] = []
+        self._sources: list[tuple[weakref.ref[Sequence], RecordSource]] = []
         self._in_flight = False  # a step is scheduled and its update not done
         self._runs_ahead = is_asynchronous(model)
         self._flight: Flight | None = None  # left on the device when a call of step() returned
@@ -158,10 +160,16 @@ class Engine:
         self._runner.records = self.records
         return self.records
 
-    def add_source(self, source: RecordSource) -> None:
-        """KV of `source` is loaded in place of being computed. Under the lock."""
+    def add_source(self, source: RecordSource, owner: Sequence | None = None) -> None:
+        """KV of `source` is loaded in place of being computed. The caller holds the lock.
+
+        Args:
+            owner: when it is gone, and all that was forked from it, so is the source.
+        """
         records = self.records or self._make_tiers(TierOptions())
         records.add_source(source)
+        if owner is not None:
+            self._sources.append((weakref.ref(owner), source))
 
     # ---- verbs on sequences (the caller holds the lock) ---------------------------------------
 
@@ -548,6 +556,11 @@ class Engine:
     # ---- in trouble ---------------------------------------------------------------------------
 
     def _drop_closed(self) -> None:
+        self._close_dropped()
+        if self._sources:
+            self._drop_sources()
+
+    def _close_dropped(self) -> None:
         while self._dropped:
             handle = self._dropped.popleft()
             seq = handle.seq
@@ -555,6 +568,13 @@ class Engine:
                 seq.handle = None
                 if not seq.closed:
                     self.close(seq)
+
+    def _drop_sources(self) -> None:
+        """Give up the sources of sequences that are gone, and of which no descendant is left."""
+        for each in [each for each in self._sources if each[0]() is None]:
+            assert self.records is not None
+            self._sources.remove(each)
+            self.records.remove_source(each[1])
 
     def _after_failed_step(self, step: Step, error: Exception) -> None:
         short = is_out_of_memory(error)

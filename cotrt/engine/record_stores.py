@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from cotrt.engine.model import StepModel
 from cotrt.engine.readahead import Readahead
 from cotrt.plan import UInt8
 from cotrt.tree.tier_costs import TierCosts
+
+logger = logging.getLogger(__name__)
 
 # Records read ahead that wait for their step.
 _AHEAD_BYTES = 128 << 20
@@ -53,6 +56,9 @@ class RecordSource(Protocol):
 
     def read(self, handle: Any) -> bytes | bytearray | memoryview | UInt8:
         """The bytes of a record; called in a thread of its own. Raises where they are bad."""
+
+    def close(self) -> None:
+        """Nothing is read from it any more."""
 
 
 class RecordStores:
@@ -236,6 +242,23 @@ class RecordStores:
             record = self.disk.read(key)
         return record if record is not None and record.size == num_bytes else None
 
+    def host_copy(self, key: bytes) -> UInt8 | None:
+        """A copy of a record in host memory. Under the engine's lock."""
+        record = None if self.host is None else self.host.get(key)
+        return None if record is None else record.copy()
+
+    def read_now(self, key: bytes) -> UInt8 | None:
+        """A record on disk or of a source, read in this thread; None where it cannot be had."""
+        try:
+            record = None if self.disk is None else self.disk.read(key)
+            if record is None:
+                source = self._source_of(key)
+                record = None if source is None else _read_source(*source)
+        except Exception as error:  # of a source: its file is not what it was
+            logger.warning("a KV record cannot be read: %s", error)
+            return None
+        return record
+
     # ---- waiting ------------------------------------------------------------------------------
 
     def ring(self) -> None:
@@ -254,8 +277,9 @@ class RecordStores:
         self._sources.append((source, source.keys()))
 
     def remove_source(self, source: RecordSource) -> None:
-        """They cannot any more; those that are read already still can."""
+        """They cannot any more; those that are read already still can. It is closed."""
         self._sources = [each for each in self._sources if each[0] is not source]
+        source.close()
 
     @property
     def num_host(self) -> int:
@@ -270,6 +294,8 @@ class RecordStores:
     def close(self) -> None:
         """Write what is to be kept, for a time; remove the rest."""
         self._ahead.close()
+        for source, _ in self._sources:
+            source.close()
         if self.disk is not None:
             with contextlib.suppress(OSError):
                 self.disk.close()

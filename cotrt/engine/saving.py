@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cotrt.engine.engine import Engine
 from cotrt.engine.promise import Promise
+from cotrt.engine.saved_source import SavedSource
 from cotrt.errors import BranchPrunedError, SavedBranchError
 from cotrt.params import StructuredOutputs
 from cotrt.plan import UInt8
@@ -29,6 +30,22 @@ _PIECE_BYTES = 8 << 20
 _KEEP_SECONDS = 60.0
 
 
+class _Record(NamedTuple):
+    """A record in a tier: KV of positions `start` to `stop`."""
+
+    start: int
+    stop: int
+    key: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """What there is of a chunk: its beginning, from the pool, and the records with the rest."""
+
+    head: UInt8 | None
+    rest: list[_Record]
+
+
 @dataclass(slots=True, eq=False)
 class _Held:
     """One branch as it was when the save was called.
@@ -36,8 +53,9 @@ class _Held:
     Attributes:
         seq: the branch's own sequence; fork: an internal one that holds its tokens and KV.
         parent: index of the parent among those held, -1 for the first.
-        shared: tokens that it has in common with its parent.
         row: what the file says of it beside its tokens.
+        shared: tokens that it has in common with its parent.
+        records: those in memory tiers that follow its sealed KV.
     """
 
     seq: TokenSequence
@@ -45,6 +63,15 @@ class _Held:
     parent: int
     row: dict[str, Any]
     shared: int = 0
+    records: list[_Record] = field(default_factory=list)
+
+    @property
+    def num_held(self) -> int:
+        """Leading tokens whose KV is in the pool or, after that, in a tier."""
+        computed = self.fork.num_computed
+        if self.records and self.records[0].start <= computed:
+            return max(computed, self.records[-1].stop)
+        return computed
 
 
 class Snapshot:
@@ -57,6 +84,7 @@ class Snapshot:
         self._engine = engine
         self._held: list[_Held] = []
         self._by_parent: dict[int, list[int]] = {}
+        self._last: tuple[bytes, UInt8 | None] = (b"", None)
         index: dict[TokenSequence, int] = {}
         for each in _living(engine, seq) if subtree else [seq]:
             index[each] = len(self._held)
@@ -101,7 +129,14 @@ class Snapshot:
 
     def planned(self) -> list[Chunk]:
         """Chunks of KV that are there now, after `branches`; the caller holds the lock."""
-        stops = [held.fork.num_computed for held in self._held]
+        tiers = self._engine.tree.tiers
+        if tiers is not None:
+            for held in self._held:
+                at = held.fork.node.end
+                for key, count in zip(*tiers.look_up(held.fork, held.fork.length)):
+                    held.records.append(_Record(at, at + count, key))
+                    at += count
+        stops = [held.num_held for held in self._held]
         for index in range(len(self._held) - 1, 0, -1):  # what a child has of its parent's
             held = self._held[index]
             stops[held.parent] = max(stops[held.parent], min(stops[index], held.shared))
@@ -127,7 +162,8 @@ class Snapshot:
                 total += planned[end].num_tokens * size
                 end += 1
             piece = planned[begin:end]
-            for chunk, record in zip(piece, self._between(lambda p=piece: self._read(p))):  # type: ignore[misc]
+            for chunk, found in zip(piece, self._between(lambda p=piece: self._read(p))):  # type: ignore[misc]
+                record = None if found is None else self._complete(chunk, found)
                 if record is not None:
                     writer.write_kv(chunk, record)
             begin = end
@@ -154,47 +190,77 @@ class Snapshot:
             raise error
         return value
 
-    def _read(self, chunks: Sequence[Chunk]) -> list[UInt8 | None]:
-        """Records of some chunks, None for those that are nowhere. Between steps, locked."""
+    def _read(self, chunks: Sequence[Chunk]) -> list[_Found | None]:
+        """What the pool has of some chunks, None for those that are nowhere. Between steps."""
         shape, size = self._engine.model.kv_shape, self._engine.tree.block_size
         tables = _BlockTables(self._engine)
         until = time.monotonic() + _KEEP_SECONDS
         blocks: list[int] = []
-        places: list[tuple[int, int] | None] = []
+        found: list[_Found | None] = []
+        places: list[tuple[_Found, int, int, int]] = []
         for chunk in chunks:
-            held = self._held[chunk.branch]
-            if held.fork.pruned:
-                raise BranchPrunedError(f"branch {held.seq.id} was pruned while it was saved")
+            if self._held[chunk.branch].fork.pruned:
+                number = self._held[chunk.branch].seq.id
+                raise BranchPrunedError(f"branch {number} was pruned while it was saved")
             stop = chunk.start + chunk.num_tokens
-            fork = self._holder(chunk.branch, stop)
-            if fork is None:
-                places.append(None)
-                continue
-            fork.keep_until = until
-            places.append((len(blocks), chunk.start % size))
-            blocks += tables.of(fork)[chunk.start // size : -(-stop // size)]
-        rows = self._engine.model.read_blocks(blocks) if blocks else None
-        found: list[UInt8 | None] = []
-        for chunk, place in zip(chunks, places):
-            if place is None or rows is None:
+            held = self._holder(chunk.branch, stop)
+            if held is None:
                 found.append(None)
                 continue
-            first, skip = place
-            count = -(-(skip + chunk.num_tokens) // size)
-            record = shape.join(list(rows[first : first + count]))
-            found.append(shape.cut(record, skip, skip + chunk.num_tokens))
+            held.fork.keep_until = until
+            end = min(stop, held.fork.num_computed)
+            after = max(chunk.start, end)
+            rest = [r for r in held.records if r.start < stop and r.stop > after]
+            each = _Found(None, rest if end < stop else [])
+            found.append(each)
+            if end > chunk.start:
+                skip = chunk.start % size
+                places.append((each, len(blocks), skip, skip + end - chunk.start))
+                blocks += tables.of(held.fork)[chunk.start // size : -(-end // size)]
+        rows = self._engine.model.read_blocks(blocks) if blocks else None
+        for each, first, skip, end in places:
+            assert rows is not None
+            record = shape.join(list(rows[first : first + -(-end // size)]))
+            each.head = shape.cut(record, skip, end)
         return found
 
-    def _holder(self, index: int, stop: int) -> TokenSequence | None:
-        """A fork that has KV of the branch's own tokens up to `stop`: its own, or a child's."""
-        stack = [index]
+    def _complete(self, chunk: Chunk, found: _Found) -> UInt8 | None:
+        """A chunk with what the tiers have of it, read outside of the lock; None if it is gone."""
+        shape = self._engine.model.kv_shape
+        parts = [] if found.head is None else [found.head]
+        at = chunk.start + sum(part.size for part in parts) // shape.token_bytes
+        stop = chunk.start + chunk.num_tokens
+        for start, end, key in found.rest:
+            record = self._read_record(key)
+            if record is None or record.size != (end - start) * shape.token_bytes:
+                return None
+            parts.append(shape.cut(record, at - start, min(stop, end) - start))
+            at = min(stop, end)
+        if at < stop:
+            return None
+        return parts[0] if len(parts) == 1 else shape.join(parts)
+
+    def _read_record(self, key: bytes) -> UInt8 | None:
+        if self._last[0] != key:  # a block may be longer than a chunk
+            records, lock = self._engine.records, self._engine.lock
+            assert records is not None
+            with lock:
+                record = records.host_copy(key)
+            self._last = (key, records.read_now(key) if record is None else record)
+        return self._last[1]
+
+    def _holder(self, index: int, stop: int) -> _Held | None:
+        """Who has KV of the branch's own tokens up to `stop`: the branch itself, or a child."""
+        stack, best = [index], None
         while stack:
             each = stack.pop()
-            fork = self._held[each].fork
-            if fork.num_computed >= stop and not fork.pruned:
-                return fork
+            held = self._held[each]
+            if held.num_held >= stop and not held.fork.pruned:
+                if held.fork.num_computed >= stop:
+                    return held
+                best = best or held
             stack += [c for c in self._by_parent.get(each, ()) if self._held[c].shared >= stop]
-        return None
+        return best
 
 
 class _BlockTables:
@@ -263,11 +329,16 @@ def _common_length(child: TokenSpan, parent: TokenSpan) -> int:
     return min(a_stop, b_stop)
 
 
-def restore(engine: Engine, branches: Sequence[SavedBranch]) -> list[TokenSequence]:
-    """Sequences of a file's branches, in its order, without KV; the first is a root.
+def restore(
+    engine: Engine, branches: Sequence[SavedBranch], source: SavedSource | None
+) -> list[TokenSequence]:
+    """Sequences of a file's branches, in its order; the first is a root.
 
     It counts as a root made: later roots have the seeds that they would have after one more. The
     caller holds the engine's lock.
+
+    Args:
+        source: has their KV, which is loaded when it is needed; None for tokens alone.
 
     Raises:
         SavedBranchError: structured outputs that are none.
@@ -286,9 +357,13 @@ def restore(engine: Engine, branches: Sequence[SavedBranch]) -> list[TokenSequen
         if parent is not None:
             seq.fork_length = branch.fork_length
         made.append(seq)
-    for seq, branch in zip(made, branches):
+    for index, (seq, branch) in enumerate(zip(made, branches)):
+        if source is not None:
+            seq.num_restorable = source.num_covered[index]
         if branch.closed:
             engine.close(seq)
+    if source is not None:
+        engine.add_source(source, made[0])
     return made
 
 

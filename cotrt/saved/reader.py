@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import io
 import json
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -47,7 +49,8 @@ class SavedFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
-        self._fd = self._open()
+        self._file = self._open()
+        self._lock = threading.Lock()
         self._last: tuple[int, UInt8] | None = None  # the chunk read last
         try:
             self._read()
@@ -61,21 +64,21 @@ class SavedFile:
     def chunks(self) -> Sequence[Chunk]:
         return self._chunks
 
-    def kv_stop(self, branch: int, start: int) -> int:
-        """The first position from `start` on whose KV is not in the file.
+    def kv_stop(self, branch: int, start: int, limit: int) -> int:
+        """The first position from `start` on whose KV is not in the file, at most `limit`.
 
         Args:
             branch: index of the branch that owns `start`.
         """
         starts, first = self._starts[branch], self._first_chunk[branch]
         at = bisect.bisect_right(starts, start) - 1
-        while 0 <= at < len(starts):
+        while 0 <= at < len(starts) and start < limit:
             chunk = self._chunks[first + at]
             if not chunk.start <= start < chunk.start + chunk.num_tokens:
                 break
             start = chunk.start + chunk.num_tokens
             at += 1
-        return start
+        return min(start, limit)
 
     def read_kv(self, branch: int, start: int, stop: int) -> UInt8:
         """KV of positions `start` to `stop`, all of them `branch`'s own, checked again.
@@ -104,39 +107,39 @@ class SavedFile:
         return parts[0] if len(parts) == 1 else self.shape.join(parts)
 
     def _read_chunk(self, index: int) -> UInt8:
-        last = self._last  # blocks are asked for in order, several of them in one chunk
-        if last is not None and last[0] == index:
-            return last[1]
+        with self._lock:  # blocks are asked for in order, several of them in one chunk
+            if self._last is None or self._last[0] != index:
+                self._last = (index, self._read_checked(index))
+            return self._last[1]
+
+    def _read_checked(self, index: int) -> UInt8:
         chunk = self._chunks[index]
         data = self._pread(self._offsets[index], chunk.num_tokens * self.shape.token_bytes)
         if hashlib.sha256(data).digest() != self._checksums[index].tobytes():
             self._refuse(f"KV of {self._where(chunk)} does not agree with its checksum")
         record: UInt8 = np.frombuffer(data, np.uint8)
-        self._last = (index, record)
         return record
 
     def close(self) -> None:
         """Give up the file; what is read later fails."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._file.close()
 
     # ---- opening and checking -----------------------------------------------------------------
 
     def _refuse(self, what: str) -> NoReturn:
         raise SavedBranchError(f"{self.path}: {what}")
 
-    def _open(self) -> int:
+    def _open(self) -> io.FileIO:
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             kind = os.stat(self.path).st_mode
             if stat.S_ISREG(kind):
-                fd = os.open(self.path, flags)
-                status = os.fstat(fd)
+                file = io.FileIO(os.open(self.path, flags))
+                status = os.fstat(file.fileno())
                 if stat.S_ISREG(status.st_mode):
                     self._size = status.st_size
-                    return fd
-                os.close(fd)
+                    return file
+                file.close()
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise SavedBranchError(f"cannot load {self.path}: {why}") from error
@@ -148,13 +151,15 @@ class SavedFile:
         parts = []
         try:
             while count:
-                part = os.pread(self._fd, count, offset)
+                part = os.pread(self._file.fileno(), count, offset)
                 if not part:
                     self._refuse(f"it was cut to {offset} bytes while it was open")
                 parts.append(part)
                 offset, count = offset + len(part), count - len(part)
         except OSError as error:
             self._refuse(f"reading {count} bytes at {offset} failed: {error.strerror}")
+        except ValueError:
+            self._refuse("it is closed")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _read(self) -> None:

@@ -224,37 +224,41 @@ class Tiers:
 
     def find(self, seq: Sequence, limit: int) -> Load | None:
         """The records of `seq`'s next tokens, up to `limit` of all its tokens; None without any."""
-        size, start = self.block_size, seq.node.end
         # The last token is computed in any case, for its logits.
         if limit - seq.num_computed < 2:
             return None
+        start = seq.node.end
+        keys, sizes = self.look_up(seq, limit)
+        end = start + sum(sizes)
+        gain = end - seq.num_computed
+        tier = self._where(keys[0]) if keys else None
+        if tier is None or gain < 2:
+            return None
+        if not self.costs.should_load(tier, gain, (end - start) * self.token_bytes):
+            return None
+        return Load(keys, sizes, start, end, self.clock())
+
+    def look_up(self, seq: Sequence, limit: int) -> tuple[list[bytes], list[int]]:
+        """Keys and tokens of the records that follow the end of `seq`'s sealed KV without a gap."""
+        size, at = self.block_size, seq.node.end
         key = end_key(seq.node, self.first_key)
-        keys, sizes, at, tier = list[bytes](), list[int](), start, None
+        keys, sizes = list[bytes](), list[int]()
         while at + size <= limit:
             following = next_key(key, seq.span.slice_ids(at, at + size))
-            found = self._where(following)
-            if found is None:
+            if self._where(following) is None:
                 break
-            key, tier = following, tier or found
+            key = following
             keys.append(key)
             sizes.append(size)
             at += size
         if at < limit and (self.records.has_tails or self._planned or self._storing):
             tails = tail_keys(key, seq.span.slice_ids(at, min(limit, at + size - 1)))
             for count in range(len(tails), 0, -1):
-                found = self._where(tails[count - 1])
-                if found is not None:
+                if self._where(tails[count - 1]) is not None:
                     keys.append(tails[count - 1])
                     sizes.append(count)
-                    at += count
-                    tier = tier or found
                     break
-        gain = at - seq.num_computed
-        if tier is None or gain < 2:
-            return None
-        if not self.costs.should_load(tier, gain, (at - start) * self.token_bytes):
-            return None
-        return Load(keys, sizes, start, at, self.clock())
+        return keys, sizes
 
     def num_ready(self, load: Load, budget: int) -> int:
         """Records of `load` that can be loaded now, within `budget` bytes (one at least)."""

@@ -8,10 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cotrt
 from cotrt.cli import COMMANDS, main
+from cotrt.saved.layout import SavedBranch
+from cotrt.saved.reader import SavedFile
+from cotrt.saved.writer import write
 from cotrt.testing import ScriptedModel
 
 TEMPLATE = (
@@ -37,10 +41,10 @@ def counting(ids: Sequence[int]) -> Mapping[int, float]:
 def model(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Makes every `LLM` a scripted one."""
 
-    def use(next_probs: Any) -> None:
+    def use(next_probs: Any, **more: Any) -> None:
         def make(name: str, **options: Any) -> Any:
             assert name == "a-model"
-            scripted = ScriptedModel(next_probs, vocab_size=300, eos_token_id=0)
+            scripted = ScriptedModel(next_probs, vocab_size=300, eos_token_id=0, **more)
             options = {"kv_cache_memory_bytes": 1 << 18, "chat_template": TEMPLATE, **options}
             return REAL(scripted, **options)
 
@@ -156,7 +160,37 @@ def test_chat_forks_switches_undoes_saves_and_loads(
     assert "* 2  2 messages  ok1" in said
     assert json.loads(file.read_text())["messages"][1]["content"] == "ok1"
     assert "* 3  2 messages  ok1\nok3\n" in said
-    assert "! /switch 9" in said and "! [Errno 2]" in said and "/fork [N]" in said
+    assert "! /switch 9" in said and "! cannot load" in said and "/fork [N]" in said
+
+
+def test_chat_saves_with_kv_and_loads_what_it_can(
+    model: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, other = tmp_path / "talk", tmp_path / "other"
+    model(echoing)
+
+    def talk(*lines: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
+        assert main(["chat", "a-model"]) == 0
+        return capsys.readouterr().out
+
+    assert talk("hi", f"/save {file}", "more") == f"ok1\nsaved {file}\nok3\n"
+    saved = SavedFile(file)
+    assert saved.chunks and saved.branches[0].metadata["messages"][1]["content"] == "ok1"
+    saved.close()
+    assert talk(f"/load {file}", "more") == "* 1  2 messages  ok1\nok3\n"
+    model(echoing, fingerprint="another")
+    said = talk(f"/load {file}", "more")
+    assert "saved from another model" in said
+    assert "computed again\n* 1  2 messages  ok1\nok3" in said
+    saved_by_a_program = [SavedBranch(*(np.zeros(0, t) for t in (np.int32, np.float64, np.uint8)))]
+    write(other, saved_by_a_program, [], shape=ScriptedModel.kv_shape, fingerprint="")
+    assert "it holds no conversation" in talk(f"/load {other}")
+    (tmp_path / "text.json").write_text("[]")
+    assert "it holds no conversation" in talk(f"/load {tmp_path / 'text.json'}")
 
 
 def test_tree_draws_what_it_searched(model: Any, capsys: pytest.CaptureFixture[str]) -> None:

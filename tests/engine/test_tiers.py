@@ -352,6 +352,9 @@ class Source:
             raise ValueError("its checksum differs")
         return self.records[handle]
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize("bad", [False, True])
 def test_a_source_is_paged_in_where_it_is_needed(make: Made, bad: bool) -> None:

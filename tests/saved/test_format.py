@@ -65,7 +65,7 @@ def test_parts_of_chunks_and_runs_of_them(tmp_path: Path) -> None:
     file = SavedFile(tmp_path / "b")
     for start, stop in ((0, 1), (0, 128), (63, 65), (70, 71), (192, 300), (250, 290)):
         assert np.array_equal(file.read_kv(0, start, stop), SHAPE.cut(whole, start, stop))
-    assert [file.kv_stop(0, at) for at in (0, 64, 127, 128, 191, 192, 299, 300)] == [
+    assert [file.kv_stop(0, at, 300) for at in (0, 64, 127, 128, 191, 192, 299, 300)] == [
         *(128, 128, 128, 128, 191, 300, 300, 300)
     ]
     for start, stop in ((100, 129), (128, 130), (299, 301)):

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from killing import kill_while_saving
 
 from cotrt.errors import SavedBranchError
 from cotrt.saved import new_file
 from cotrt.saved.new_file import PREFIX, NewFile
-from cotrt.saved.reader import SavedFile
-
-WRITER = Path(__file__).resolve().parent / "endless_writer.py"
 
 
 def test_it_appears_with_commit_and_not_before(tmp_path: Path) -> None:
@@ -196,36 +191,7 @@ def test_a_name_that_was_taken_for_a_leftover_is_given_up(
     assert os.listdir(tmp_path) == ["b"]
 
 
-def kill_while_saving(folder: Path, times: int, seed: int) -> int:
-    """Kill a writer at random moments; what is there after each is whole. Returns how many were."""
-    pick, whole = random.Random(seed), 0
-    path = folder / "branch.safetensors"
-    for number in range(times):
-        if pick.random() < 0.3:
-            path.unlink(missing_ok=True)
-        writer = subprocess.Popen(
-            [sys.executable, str(WRITER), str(path), str(number)], stdout=subprocess.PIPE
-        )
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"begun\n"
-        time.sleep(pick.random() * 0.05)
-        writer.send_signal(signal.SIGKILL)
-        assert writer.wait() == -signal.SIGKILL
-        writer.stdout.close()
-        others = [name for name in os.listdir(folder) if name != path.name]
-        assert len(others) <= 1 and all(name.startswith(PREFIX) for name in others)
-        if path.exists():
-            SavedFile(path).close()  # which checks every byte
-            whole += 1
-        if others:
-            with NewFile(folder / "next") as following:
-                following.commit()
-            assert sorted(os.listdir(folder)) == sorted(
-                ["next", *([path.name] if path.exists() else [])]
-            )
-            (folder / "next").unlink()
-    return whole
-
-
 def test_kill_9_at_any_moment_20_times(tmp_path: Path) -> None:
-    assert kill_while_saving(tmp_path, 20, seed=1) > 0
+    whole, left = kill_while_saving(tmp_path, 20, seed=1)
+    assert whole > 0
+    assert left > 0
