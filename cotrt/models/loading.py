@@ -139,9 +139,11 @@ def load(
             )
     finally:
         source.close()
-    # What KV is computed with besides the checkpoint itself; the backend is not of it, for a
-    # record that one wrote is as good for another.
+    # What KV is computed with besides the checkpoint itself. The backend is of it only where bits
+    # are promised: else a record that one wrote is as good for another.
     built.fingerprint = f"{mark}-{built.kv_shape.dtype}-{quantization or 'none'}"
+    if deterministic:
+        built.fingerprint += f"-deterministic-{built.backend_name}"
     generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
     return LoadedModel(
         model=built,
