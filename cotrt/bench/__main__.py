@@ -17,6 +17,7 @@ BENCHMARKS = {
     "step": ("breakdown", "where a decode step's time goes, beside the memory limit"),
     "attention": ("attention", "grouped attention against plain, with intervals"),
     "deterministic": ("deterministic", "what deterministic=True costs, beside the default"),
+    "tiers": ("tiers", "a disk tier against computing again, under memory pressure"),
     "gpu": ("gpu", "the workloads and kernels on a GPU"),
 }
 
