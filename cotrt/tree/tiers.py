@@ -298,7 +298,8 @@ class Tiers:
         """Bytes that one step moves in, at most (one record at least)."""
         seconds = self.costs.taking_in.value
         budget = int(_STEP_SECONDS / seconds) if seconds else _FIRST_STEP_BYTES
-        return budget * _IDLE_FACTOR if is_idle else budget
+        budget = budget * _IDLE_FACTOR if is_idle else budget
+        return max(budget, self.block_size * self.token_bytes)
 
     # ---- looking inside -----------------------------------------------------------------------
 

@@ -181,6 +181,21 @@ def test_a_step_may_consist_of_loads_alone_and_loads_have_a_budget(make: Made) -
     assert rig.metrics["loaded_tokens"] == 200
 
 
+def test_loads_get_on_however_slow_they_are(make: Made) -> None:
+    rig = make("host", num_blocks=8)
+    branch = rig.root([1, 2, 3, 4, 5] * 6)
+    rig.start(branch, max_tokens=1, ignore_eos=True)
+    rig.run()
+    rig.start(rig.root([2] * 60), max_tokens=1, ignore_eos=True)
+    rig.run()
+    rig.tree.tiers.costs.taking_in.value = 10.0  # seconds a byte: a step takes one record
+    rig.start(branch, max_tokens=1, ignore_eos=True)
+    rig.step()
+    assert len(rig.last_step.plan.loads) == 1
+    rig.run(limit=50)
+    assert rig.metrics["loaded_tokens"] >= 24
+
+
 def test_two_that_need_the_same_records_load_them_once(make: Made) -> None:
     rig = make("host", num_blocks=30)
     ids = [1, 2, 3, 4, 5, 6] * 14
