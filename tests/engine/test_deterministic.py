@@ -75,11 +75,11 @@ def test_a_batch_of_any_size_equals_its_members_alone(folder: Path, kind: dict[s
     params = greedy(4, prompt_logprobs=2)
     with open_recorded(folder, record, enable_prefix_caching=False, load=kind) as llm:
         alone = [found(llm.generate([p], params, use_tqdm=False))[0] for p in prompts]
-        for size in (2, 3, 5, 8, 13, 33):
+        for size in (2, 5, 13, 33):
             batch = random.Random(size).sample(range(len(prompts)), size)
             outs = llm.generate([prompts[i] for i in batch], params, use_tqdm=False)
             assert found(outs) == [alone[i] for i in batch]
-    assert record.num_again > 5000 and not record.different
+    assert record.num_again > 4000 and not record.different
 
 
 @pytest.mark.parametrize("budget", [1, 7, 64, 100, 256, 300, 2048])
@@ -141,7 +141,7 @@ def test_random_programs_and_every_path_of_theirs_from_scratch(
     record = RecordedLogits()
     most = 620
     computed_again = 0
-    for seed in range(6):
+    for seed in range(6 if kind == KINDS[0] else 3):
         # Pools that hold all, and such that are too small: KV is dropped and computed again.
         pool = [1 << 14, 1024, 768][seed % 3]
         with open_recorded(
