@@ -167,11 +167,14 @@ class LateModel(LoggedModel):
         self._last: Run | None = None
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        copy = super().copy_blocks
+        if self.no_room_to_copy:
+            self.no_room_to_copy = False
+            self.num_shortages += 1
+            raise MemoryError("made to fail: no memory for a copy")
 
         def execute() -> None:
             self.waiting_copies.clear()
-            copy(pairs)
+            ScriptedModel.copy_blocks(self, pairs)
 
         self.waiting_copies.update((target, source) for source, target in pairs)
         self.device.enqueue(execute, 0)
@@ -185,6 +188,9 @@ class LateModel(LoggedModel):
         super().write_blocks(blocks, records)
 
     def run(self, step: StepPlan, input_ids: Any = None) -> Any:
+        if self.room is not None and len(step.positions) > self.room:
+            self.num_shortages += 1
+            raise torch.OutOfMemoryError(f"made to fail: {len(step.positions)} rows")
         error, self.fail = self.fail, None
         self.num_failed_ahead += error is not None and input_ids is not None
         if error is not None and not self.fails_late:

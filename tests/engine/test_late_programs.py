@@ -124,6 +124,10 @@ class LateProgram(TreeProgram):
         }
         super()._do(1, verbs[what])
 
+    @rule(pick=numbers, what=st.sampled_from(["fork", "fork", "prune", "cancel"]))
+    def meddle_more(self, pick: int, what: str) -> None:
+        self.meddle(pick, what)
+
     @rule(when=numbers)
     def between(self, when: int) -> None:
         """A call between steps finds nothing in flight."""
