@@ -76,7 +76,8 @@ class Engine:
         match_prompts: reuse KV of earlier prompts for new ones.
         processed_logprobs: report log-probabilities of the distribution drawn from.
         deterministic: attention plans of fixed chunks; the model does its own part.
-        check_laws: recompute every law when a step has left nothing to do.
+        check_laws: recompute every law when a step has left nothing to do, and find out which
+            part of the model gives NaN: a debug mode, which runs no step ahead.
         tiers: where KV goes that leaves the pool; None: nowhere, it is computed again.
 
     Attributes:
@@ -126,7 +127,7 @@ class Engine:
         self.num_forks = 0
         self.num_prunes = 0
         self._outcomes = Outcomes(self.tree, self.scheduler)
-        self._runner = ModelRunner(model, processed_logprobs=processed_logprobs)
+        self._runner = ModelRunner(model, processed_logprobs=processed_logprobs, debug=check_laws)
         self.records: RecordStores | None = None
         if tiers is not None:
             self._make_tiers(tiers)
@@ -139,7 +140,7 @@ class Engine:
         self._between: list[tuple[Callable[[], Any], Promise]] = []
         self._sources: list[tuple[weakref.ref[Sequence], RecordSource]] = []
         self._in_flight = False  # a step is scheduled and its update not done
-        self._runs_ahead = is_asynchronous(model)
+        self._runs_ahead = is_asynchronous(model) and not check_laws
         self._flight: Flight | None = None  # left on the device when a call of step() returned
 
     # ---- tiers --------------------------------------------------------------------------------
@@ -537,10 +538,10 @@ class Engine:
         if drawn is not None and drawn.bad.any():
             for index in np.flatnonzero(drawn.bad).tolist():
                 row = int(step.plan.sample_rows[index])
-                self._outcomes.end_bad(step.draws[index], result.row_errors.get(row))
+                self._outcomes.end_bad(step.draws[index], result, row)
         for (work, _), row, scores in zip(step.scored, step.plan.scored_rows, result.scored):
             if scores is None:
-                self._outcomes.end_bad(work, result.row_errors.get(int(row)))
+                self._outcomes.end_bad(work, result, int(row))
         self.scheduler.commit(step, result.failed)
         if step.scored:
             self._outcomes.take_scores(step, result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class StepResult:
         scored: one for each scored logit; None where its logits were not finite.
         ranked: one for each draw whose work is a ranking, in their order.
         row_errors: why a logits row is not finite, by its index, where the model says so.
+        parts: which part of the model gave a logits row's first NaN or infinity, by its index;
+            found out in debug mode only.
         failed: keys of records that could not be loaded.
     """
 
@@ -39,6 +41,7 @@ class StepResult:
     scored: list[TokenScores | None]
     ranked: list[Ranking]
     row_errors: Mapping[int, Exception] = field(default_factory=dict)
+    parts: Mapping[int, str] = field(default_factory=dict)
     failed: Set[bytes] = frozenset()
 
 
@@ -75,13 +78,15 @@ class ModelRunner:
     Args:
         model: the model with its KV cache.
         processed_logprobs: report log-probabilities of the distribution that is drawn from.
+        debug: run every step to its end, and find out which part of the model gives NaN.
 
     Attributes:
         records: carries out the stores and loads of steps; None where there are no tiers.
     """
 
-    def __init__(self, model: StepModel, *, processed_logprobs: bool) -> None:
+    def __init__(self, model: StepModel, *, processed_logprobs: bool, debug: bool = False) -> None:
         self._model = model
+        self._debug = debug
         self._processed = processed_logprobs
         self._serial = 0
         self._batch: SamplingBatch | None = None
@@ -136,7 +141,7 @@ class ModelRunner:
             before: the step in flight whose draws are this step's input.
         """
         try:
-            if is_asynchronous(self._model):
+            if is_asynchronous(self._model) and not self._debug:
                 return self._enqueue(self._model, step, batch, num_top, before)
             result = self.run(step, batch, num_top)
         except Exception as error:
@@ -155,7 +160,16 @@ class ModelRunner:
         kernel = kernel_for(self._model.backend_name)
         result = self._finish(logits, step, batch, num_top, kernel, failed)
         self._note_step(step, began)
-        return result
+        return self._with_parts(result, step.plan) if self._debug else result
+
+    def _with_parts(self, result: StepResult, plan: StepPlan) -> StepResult:
+        """Where a row is not finite, run the step again to learn where that begins."""
+        is_bad = result.drawn is not None and bool(result.drawn.bad.any())
+        find = getattr(self._model, "find_not_finite", None)
+        if find is None or not (is_bad or None in result.scored):
+            return result
+        parts = {row: name for row, name in enumerate(find(plan)) if name is not None}
+        return replace(result, parts=parts)
 
     def _move(self, plan: StepPlan) -> frozenset[bytes]:
         """What comes before a step's rows: stores, copies, loads. Keys that could not be had."""

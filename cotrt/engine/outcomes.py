@@ -193,12 +193,21 @@ class Outcomes:
         """End a work whose branch is pruned."""
         self.fail(work, BranchPrunedError("the branch was pruned while it was running"))
 
-    def end_bad(self, work: Work, error: Exception | None) -> None:
-        """End a work whose logits are of no use; `error` is the model's own word for it."""
+    def end_bad(self, work: Work, result: StepResult, row: int) -> None:
+        """End a work whose logits `row` is of no use; the model may have its own word for it."""
         if work.state is WorkState.DONE:
             return
+        error = result.row_errors.get(row)
+        if error is None and row in result.parts:
+            error = NumericsError(
+                f"at position {work.first_wanted} of sequence {work.seq.id} the model gave NaN or "
+                f"infinity, first in {result.parts[row]}: check its weights and the dtype"
+            )
         if error is None:
-            what = "gave NaN or infinite logits: check the weights and dtype"
+            what = (
+                "gave NaN or infinite logits: check the weights and dtype (COTRT_CHECK_LAWS=1 "
+                "finds out in which layer)"
+            )
             if getattr(work.data, "processor", None) is not None:
                 what = (
                     "gave NaN or infinite logits, or no possible token among those that "

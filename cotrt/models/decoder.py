@@ -294,6 +294,12 @@ class Decoder:
                     return logits
             return self._run(step, input_ids)
 
+    def find_not_finite(self, step: StepPlan) -> list[str | None]:
+        """Which part gives NaN or infinity first: `not_finite.find_not_finite` has the contract."""
+        from .not_finite import find_not_finite
+
+        return find_not_finite(self, step)
+
     def fetch(self, *tensors: Tensor) -> HostCopy:
         """Start to copy tensors to the host, in the order of the other calls."""
         with torch.inference_mode(), on_device(self.device):

@@ -44,10 +44,11 @@ def find_not_finite(decoder: Decoder, step: StepPlan) -> list[str | None]:
             firsts[bad & (firsts < 0)] = part
         return backend.rms_norm(x, weight, eps, *residual)
 
+    graphs, decoder.graphs = decoder.graphs, None
     decoder.backend = dataclasses.replace(backend, rms_norm=rms_norm)
     try:
         logits = decoder.run(step)
     finally:
-        decoder.backend = backend
+        decoder.backend, decoder.graphs = backend, graphs
     finite = torch.isfinite(logits).all(-1).tolist()
     return part_names(firsts[rows].tolist(), finite, len(weights.layers))

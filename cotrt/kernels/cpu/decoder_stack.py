@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidRequestError
-from ...plan import KVShape, StepPlan, UInt8
+from ...plan import Int32, KVShape, StepPlan, UInt8
+from ..not_finite import part_names
 from .copy_blocks import copy_blocks
 from .kv_cache import new_kv_cache, read_blocks, write_blocks
 from .linear import PackedWeight
@@ -248,6 +249,20 @@ class CpuDecoder:
         Returns:
             Logits ``[R, vocab_size]`` float32 of ``step.logits_rows``.
         """
+        return self._run(step)
+
+    def find_not_finite(self, step: StepPlan) -> list[str | None]:
+        """Run a step again, the same KV with it, and look between the parts of every layer.
+
+        Returns:
+            Which part is the first to give NaN or infinity, by logits row; None for rows whose
+            logits are finite.
+        """
+        firsts = np.full(len(step.input_ids), -1, np.int32)
+        finite = torch.isfinite(self._run(step, firsts)).all(-1).tolist()
+        return part_names(firsts[step.logits_rows].tolist(), finite, self.config.num_layers)
+
+    def _run(self, step: StepPlan, firsts: Int32 | None = None) -> Tensor:
         assert self.kv_caches, "allocate_kv comes before run"
         # No torch operation here: each gives the GIL away, and beside a busy Python thread getting
         # it back takes 5 ms. The native call does so once.
@@ -257,7 +272,7 @@ class CpuDecoder:
             self._stack.run(
                 prepare_plan(step.attention), step.input_ids, step.slot_mapping,
                 self._cos.data_ptr(), self._sin.data_ptr(), len(self._cos), step.logits_rows,
-                logits.ctypes.data,
+                logits.ctypes.data, 0 if firsts is None else firsts.ctypes.data,
             )  # fmt: skip
         return torch.from_numpy(logits)
 

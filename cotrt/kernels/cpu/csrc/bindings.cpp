@@ -367,7 +367,7 @@ NB_MODULE(_native, m) {
           "run",
           [](DecoderStack& self, const AttentionPlan& plan, Array<int32_t> input_ids,
              Array<int64_t> slot_mapping, uintptr_t cos, uintptr_t sin, int num_positions,
-             Array<int32_t> logits_rows, uintptr_t logits) {
+             Array<int32_t> logits_rows, uintptr_t logits, uintptr_t first_bad) {
             const StackStep step{int(input_ids.shape(0)),
                                  int(logits_rows.shape(0)),
                                  input_ids.data(),
@@ -377,14 +377,15 @@ NB_MODULE(_native, m) {
                                  num_positions,
                                  logits_rows.data(),
                                  address<float>(logits),
-                                 &plan};
+                                 &plan,
+                                 address<int32_t>(first_bad)};
             if (input_ids.shape(0) != slot_mapping.shape(0))
               throw std::invalid_argument("input_ids and slot_mapping differ in length");
             nb::gil_scoped_release release;
             self.run(step);
           },
           "plan"_a, "input_ids"_a, "slot_mapping"_a, "cos"_a, "sin"_a, "num_positions"_a,
-          "logits_rows"_a, "logits"_a)
+          "logits_rows"_a, "logits"_a, "first_bad"_a = 0)
       .def("interrupt", &DecoderStack::interrupt)
       .def("timings", &DecoderStack::timings)
       .def("reset_timings", &DecoderStack::reset_timings);

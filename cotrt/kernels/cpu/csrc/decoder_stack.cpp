@@ -1,5 +1,6 @@
 #include "decoder_stack.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -240,8 +241,23 @@ LinearArgs DecoderStack::linear_args(const Phase& p) const {
   return a;
 }
 
+// Looks at the residual stream that `done` has left.
+void DecoderStack::note_bad(const Phase& done) const {
+  const int part = done.kind == kEmbed ? 0 : done.kind == kO ? 1 + 2 * done.layer
+                                         : done.kind == kDown ? 2 + 2 * done.layer : -1;
+  if (part < 0) return;
+  const Rows& stream = selecting_ ? selected_residual_ : residual_;
+  for (int r = 0; r < rows_of(done); ++r) {
+    int32_t& first = step_.first_bad[selecting_ ? step_.logits_rows[r] : r];
+    const float* x = reinterpret_cast<const float*>(stream.at(r));
+    if (first < 0 && !std::all_of(x, x + shape_.hidden_size, [](float v) { return std::isfinite(v); }))
+      first = part;
+  }
+}
+
 int DecoderStack::num_chunks(int phase) {
   const Phase& p = phases_[size_t(phase)];
+  if (step_.first_bad && phase > 0) note_bad(phases_[size_t(phase) - 1]);
   const auto now = std::chrono::steady_clock::now();
   if (open_kind_ >= 0) seconds_[open_kind_] += std::chrono::duration<double>(now - opened_).count();
   opened_ = now;

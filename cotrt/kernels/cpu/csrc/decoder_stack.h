@@ -43,6 +43,9 @@ struct StackStep {
   const int32_t* logits_rows;  // [R]
   float* logits;               // [R][vocab_size]
   const AttentionPlan* plan;
+  // [T] or null: the first part whose output is not finite, -1 where there is none. 0 is the
+  // embedding, 1 + 2 l the attention of layer l, 2 + 2 l its MLP.
+  int32_t* first_bad = nullptr;
 };
 
 class DecoderStack final : private Work {
@@ -92,6 +95,7 @@ class DecoderStack final : private Work {
   const char* next_weights(const Phase& p) const;
   const PackedLinear& linear_of(const Phase& p) const;
   void norm_rows(const Phase& p, int row0, int row1) const;
+  void note_bad(const Phase& done) const;
   void quantise_rows(const PackedLinear& w, const Rows& from, int row0, int row1) const;
 
   StackShape shape_;
