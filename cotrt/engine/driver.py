@@ -19,6 +19,10 @@ from cotrt.errors import EngineDeadError
 # then for the step to be broken off between two of its operations.
 _PATIENCE = 1.0
 _LAST_PATIENCE = 0.6
+# A native step ends some milliseconds after it is broken off. Where the machine has no core for it
+# that takes longer, and it is waited for: coming back to a Python that has ended it would abort the
+# process.
+_NATIVE_PATIENCE = 20.0
 
 # By number: all that live, and some that are dead. No WeakSet: its callback is Python code, into
 # which a Ctrl-C can fall.
@@ -161,9 +165,10 @@ def _stop_all() -> None:
     late = [driver for driver in drivers if not driver._join(deadline)]
     for driver in late:
         driver._break_off()
-    deadline = time.monotonic() + _LAST_PATIENCE
+    broken_off = time.monotonic()
     for driver in late:
-        driver._join(deadline)
+        is_native = hasattr(driver.engine.model, "interrupt")
+        driver._join(broken_off + (_NATIVE_PATIENCE if is_native else _LAST_PATIENCE))
 
 
 def _after_fork_in_child() -> None:

@@ -161,15 +161,21 @@ def test_ctrl_c_in_async_code_cancels_what_is_awaited():
             branch = root.fork()[0]
             work = branch.generate(max_tokens=900_000)
             next(iter(work))
-            timer = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
+            def press():
+                promise = work._state.promise
+                while not (promise._for_end or promise._for_progress):
+                    time.sleep(0.01)
+                time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGINT)
+            presser = threading.Thread(target=press)
+            presser.start()
             try:
                 if run is trio.run:
                     trio.run(main, work)
                 else:
                     asyncio.run(main(work))
             except KeyboardInterrupt:
-                timer.join()
+                presser.join()
                 print(main.__name__, work.done and work.result().finish_reason)
     """
     done = run_program(SLOW + _dedent(source))

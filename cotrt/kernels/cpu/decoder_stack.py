@@ -272,7 +272,7 @@ class CpuDecoder:
             self._stack.run(
                 prepare_plan(step.attention), step.input_ids, step.slot_mapping,
                 self._cos.data_ptr(), self._sin.data_ptr(), len(self._cos), step.logits_rows,
-                logits.ctypes.data, 0 if firsts is None else firsts.ctypes.data,
+                logits.ctypes.data, *(() if firsts is None else (firsts.ctypes.data,)),
             )  # fmt: skip
         return torch.from_numpy(logits)
 

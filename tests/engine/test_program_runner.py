@@ -1,0 +1,30 @@
+"""The runner of scripts/million_steps.py: a broken law is found, named and shrunk."""
+
+from __future__ import annotations
+
+import pytest
+from program_runner import draw_program, failure_of, law_of, run_program, shrink
+
+from cotrt.tree.kv_tree import KVTree
+
+
+def test_a_program_depends_on_its_number_alone() -> None:
+    assert str(draw_program(7, 30)) == str(draw_program(7, 30)) != str(draw_program(8, 30))
+    assert run_program(draw_program(7, 30)) > 0
+
+
+def test_a_law_that_is_broken_is_named_and_its_program_shrunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leaky(self: KVTree, seq: object, keep: int) -> None:
+        if len(seq.private) > keep:  # one block less than has to go
+            del seq.private[keep:]
+
+    monkeypatch.setattr(KVTree, "_trim_private", leaky)
+    program = draw_program(3, 40)
+    failure = failure_of(program)
+    assert failure is not None
+    assert "holders" in law_of(failure) or "block" in failure
+    smallest = shrink(program, seconds=20)
+    assert len(smallest.verbs) < len(program.verbs) / 2
+    assert failure_of(smallest) is not None
