@@ -251,7 +251,7 @@ class ModelRunner:
             states = [step.draws[i].data for i in self._ranked]
             ranked = rank(logits, plan.sample_rows[self._ranked], states)
         row_errors = getattr(self._model, "row_errors", {})
-        return StepResult(drawn, scored, ranked, row_errors, failed)
+        return StepResult(drawn, scored, ranked, row_errors, failed=failed)
 
 
 def _failed(error: Exception) -> Pending:
