@@ -237,9 +237,10 @@ class EngineConfig:
     def _check_folders(self) -> None:
         for name in ("disk_dir", "prefix_cache_dir"):
             value = getattr(self, name)
-            if value is not None and (
-                not isinstance(value, (str, os.PathLike)) or not os.fspath(value)
-            ):
+            if value is None:
+                continue
+            path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
+            if not path or "\0" in os.fsdecode(path):
                 raise InvalidRequestError(
                     f"{name}={_short(value)}: must be a folder's path or None"
                 )

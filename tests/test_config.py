@@ -150,6 +150,7 @@ def test_allowed(options: dict[str, Any]) -> None:
         ({"attention_backend": "flash"}, "attention_backend='flash'.*triton"),
         ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode='raw_logprobs'.*processed"),
         ({"disk_dir": 3, "disk_space": 1}, "disk_dir=3"),
+        ({"prefix_cache_dir": "a\0b"}, "must be a folder's path"),
         ({"prefix_cache_dir": ""}, "prefix_cache_dir=''"),
         ({"disk_dir": "folder"}, "disk_dir='folder' with disk_space=0"),
         ({"disk_dir": "a", "disk_space": 1, "prefix_cache_dir": "b"}, "leave disk_dir out"),

@@ -153,8 +153,12 @@ class _Talk:
         if not path:
             raise ValueError("/save FILE: name a file")
         if path.endswith(".json"):
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump({"messages": self._chat.messages}, file, ensure_ascii=False, indent=1)
+            from cotrt.saved.new_file import NewFile
+
+            text = json.dumps({"messages": self._chat.messages}, ensure_ascii=False, indent=1)
+            with NewFile(path) as file:
+                file.write(text.encode("utf-8"))
+                file.commit()
         else:
             branch = self._chat.branch
             branch.metadata["messages"] = self._chat.messages
@@ -166,8 +170,13 @@ class _Talk:
             raise ValueError("/load FILE: name a file")
         chat = self._llm.start_chat()
         if path.endswith(".json"):
-            with open(path, encoding="utf-8") as file:
-                chat._messages = _messages_of(json.load(file), path)
+            with open(path, "rb") as file:
+                text = file.read()
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"/load {path}: it is no JSON: {error}") from error
+            chat._messages = _messages_of(found, path)
         else:
             self._load_branch(chat, path)
         self._all.append(_Conversation(chat))
@@ -192,12 +201,14 @@ class _Talk:
 
 
 def _messages_of(found: Any, path: str) -> list[dict[str, Any]]:
-    messages = found.get("messages") if isinstance(found, dict) else None
-    if not isinstance(messages, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
-    ):
-        raise ValueError(f"/load {path}: it holds no conversation that /save wrote")
-    return messages
+    from cotrt.errors import InvalidRequestError
+    from cotrt.models.chat_template import normalise_messages
+
+    try:
+        messages = found["messages"]
+        return normalise_messages(messages) if messages else []
+    except (KeyError, TypeError, InvalidRequestError) as error:
+        raise ValueError(f"/load {path}: it holds no conversation that /save wrote") from error
 
 
 def _number(text: str) -> int:

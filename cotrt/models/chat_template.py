@@ -305,7 +305,9 @@ def render(
         )
     except (jinja2.TemplateError, SecurityError) as error:
         raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
-    except (TypeError, ValueError, KeyError, AttributeError, LookupError) as error:
+    except (
+        TypeError, ValueError, AttributeError, LookupError, ZeroDivisionError
+    ) as error:  # fmt: skip
         raise InvalidRequestError(f"the chat template failed: {error!r}") from error
     except (RecursionError, OverflowError, ArithmeticError, MemoryError) as error:
         raise InvalidRequestError(f"the chat template ran out of bounds: {error!r}") from error

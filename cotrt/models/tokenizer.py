@@ -369,7 +369,8 @@ class Tokenizer:
 
     def _template(self, given: str | None, tools: object) -> str:
         if given is not None:
-            return self.chat_templates.get(given, given)
+            known = self.chat_templates.get(given) if isinstance(given, str) else None
+            return known or read_chat_template(given)
         if tools and "tool_use" in self.chat_templates:
             return self.chat_templates["tool_use"]
         if "default" in self.chat_templates:
@@ -445,13 +446,17 @@ def read_chat_template(given: str) -> str:
 
     Raises:
         ModelLoadError: it looks like a path and there is no such file.
-        InvalidRequestError: it is not valid jinja.
+        InvalidRequestError: it is no text, or not valid jinja.
     """
+    if not isinstance(given, str):
+        raise InvalidRequestError(
+            f"chat_template must be jinja source or a file's path, not {type(given).__name__}."
+        )
     template = given
     if "{" not in given and "\n" not in given:
         try:
             template = Path(os.path.expanduser(given)).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # a ValueError: no text, or no path
             raise ModelLoadError(
                 f"chat_template {given!r} is neither jinja source nor a file that can be read: "
                 f"{error}"

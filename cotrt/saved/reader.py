@@ -127,6 +127,8 @@ class SavedFile:
     # ---- opening and checking -----------------------------------------------------------------
 
     def _refuse(self, what: str) -> NoReturn:
+        if what.startswith(("cut", "damaged")):
+            what += "; copy it again from where it is whole, or save it anew"
         raise SavedBranchError(f"{self.path}: {what}")
 
     def _open(self) -> io.FileIO:

@@ -8,7 +8,13 @@ import pytest
 from api_helpers import Gate, counting, eventually, is_idle, letters, scripted
 from tokens import byte_tokenizer, piece_tokenizer
 
-from cotrt import BranchBusyError, BranchPrunedError, InvalidRequestError, PromptTooLongError
+from cotrt import (
+    BranchBusyError,
+    BranchPrunedError,
+    InvalidRequestError,
+    ModelLoadError,
+    PromptTooLongError,
+)
 
 START, END = 256, 257
 PLAIN = (

@@ -191,6 +191,13 @@ def test_chat_saves_with_kv_and_loads_what_it_can(
     assert "it holds no conversation" in talk(f"/load {other}")
     (tmp_path / "text.json").write_text("[]")
     assert "it holds no conversation" in talk(f"/load {tmp_path / 'text.json'}")
+    for text in (
+        '{"messages": [{"role": "user", "content": 5}]}',
+        '{"messages": [7]}',
+        "[" * 99_999,
+    ):
+        (tmp_path / "text.json").write_text(text)
+        assert talk(f"/load {tmp_path / 'text.json'}").startswith(f"! /load {tmp_path}")
 
 
 def test_tree_draws_what_it_searched(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
