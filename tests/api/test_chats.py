@@ -301,8 +301,14 @@ def test_without_a_template_the_error_names_the_option():
 def test_a_template_that_is_no_jinja_is_refused_before_any_message():
     with pytest.raises(InvalidRequestError, match="not valid jinja"):
         scripted(chat_template="{% if")
-    with scripted() as llm, pytest.raises(InvalidRequestError, match="not valid jinja"):
-        llm.start_chat(chat_template="{{")
+    with scripted() as llm:
+        with pytest.raises(InvalidRequestError, match="not valid jinja"):
+            llm.start_chat(chat_template="{{")
+        messages = [{"role": "user", "content": "a"}]
+        with pytest.raises(InvalidRequestError, match="a file's path, not int"):
+            llm.chat(messages, chat_template=5)
+        with pytest.raises(ModelLoadError, match="/no/such.jinja"):
+            llm.chat(messages, chat_template="/no/such.jinja")
 
 
 def test_two_threads_on_one_chat_are_serialised_or_refused(talk):
