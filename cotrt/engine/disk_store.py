@@ -11,6 +11,7 @@ import collections
 import contextlib
 import logging
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -86,12 +87,10 @@ class DiskStore:
         self._work = threading.Condition(self._lock)
         self._writer: threading.Thread | None = None
         self._closed = False
-        self._number = 0
         self._scanned = time.monotonic()
         if keep:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._scan()
-        self._end = weakref.finalize(self, _clean_up, self._private)
 
     # ---- what there is ------------------------------------------------------------------------
 
@@ -153,15 +152,17 @@ class DiskStore:
                 self._work.wait(1.0)
                 return True
             key, (num_tokens, record) = next(iter(self._staged.items()))
-            self._number += 1
-            temporary = self.folder / f"{_TEMPORARY}{os.getpid()}-{self._number}"
+            # Another store of this process may write to the same folder.
+            temporary = self.folder / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
         began = time.perf_counter()
         size = 0
         try:
             path = self.folder / record_file.name_of(key)
             size = record_file.write(path, temporary, key, num_tokens, record)
         except OSError as error:
-            self._stop_writing(error)
+            # Somebody may have taken our temporary file for a dead process's.
+            if not (isinstance(error, FileNotFoundError) and self.folder.is_dir()):
+                self._stop_writing(error)
         if size:
             self._on_written(record.size, time.perf_counter() - began)
         with self._lock:
@@ -282,7 +283,8 @@ class DiskStore:
             self._work.notify_all()
         if self._writer is not None and self._writer is not threading.current_thread():
             self._writer.join(seconds)
-        self._end()
+        if self._private is not None:
+            self._private.remove()
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the sums are those of what can be named."""
@@ -299,11 +301,6 @@ def _write_all(ref: weakref.ref[DiskStore]) -> None:
         if store is None or not store._write_some():
             return
         del store
-
-
-def _clean_up(private: PrivateFolder | None) -> None:
-    if private is not None:
-        private.remove()
 
 
 def _remove_stale(entry: os.DirEntry[str], now: float) -> None:

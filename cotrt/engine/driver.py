@@ -150,6 +150,9 @@ def _run(engine: Engine, bell: _Bell) -> None:
         with engine.lock:
             if engine.dead is None:
                 engine.stop(f"the engine stopped: {type(error).__name__}: {error}", error)
+    finally:
+        if engine.records is not None:  # nobody else may be left to do it
+            engine.records.close()
 
 
 def _living_drivers() -> list[Driver]:

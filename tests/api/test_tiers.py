@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_helpers import eventually, is_idle, letters
+from api_helpers import eventually, is_idle, letters, run_program
 from test_cases_concurrency import WORDS, repeat_the_word
 
 from cotrt import LLM, InvalidRequestError
@@ -156,3 +156,23 @@ def test_nothing_is_said_while_all_is_well(
         for letter in "abcabc":
             llm.generate(letter * 200, use_tqdm=False)
     assert not caplog.records
+
+
+def test_a_private_folder_goes_when_nobody_has_the_model_and_at_the_programs_end(
+    tmp_path: Path,
+) -> None:
+    source = f"""
+    from pathlib import Path
+    folder = Path({str(tmp_path)!r})
+    llm = scripted(disk_space=1.0, disk_dir=folder)
+    llm.generate("abc" * 20)
+    print(len(list(folder.iterdir())))
+    del llm
+    print(eventually(lambda: gc.collect() >= 0 and not list(folder.iterdir())))
+    llm = scripted(disk_space=1.0, disk_dir=folder)
+    llm.generate("abc" * 20)
+    """
+    done = run_program(source)
+    assert done.stdout == "1\nTrue\n", (done.stdout, done.stderr)
+    assert done.returncode == 0 and done.stderr == ""
+    assert not list(tmp_path.iterdir())

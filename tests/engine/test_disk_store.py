@@ -247,17 +247,6 @@ def test_a_private_folder_goes_at_the_end(made: Made, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_private_folder_goes_with_its_store(made: Made, tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, MIB, record_bytes=RECORD, keep=False)
-    store.put(key(1), 16, record(1))
-    assert store.flush(30)
-    del store
-    deadline = time.monotonic() + 30
-    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not list(tmp_path.iterdir())
-
-
 def _run(code: str, *args: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *args], stdout=subprocess.PIPE
