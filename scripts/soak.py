@@ -233,6 +233,8 @@ def run(minutes: float, model: str, seed: int, num_threads: int = 4) -> dict[str
             raise failure
         gc.collect()
         while llm.metrics["running"] or llm.metrics["waiting"]:
+            if engine.dead is not None:
+                raise engine.dead
             time.sleep(0.01)
         llm.memory()  # takes note of the handles that were dropped
         with engine.lock:

@@ -277,7 +277,7 @@ class Scheduler:
                     if count:
                         self._count_reused(work, max(work.load.end, seq.num_computed))
                         builder.add_load(work, count)
-                        self._start(work, started)
+                        self._start(work, started, loads=True)
                     continue
             rows = self._rows_with_room(builder, work, bool(started))
             if rows == 0:
@@ -327,9 +327,11 @@ class Scheduler:
             work.load = None
         return count
 
-    def _start(self, work: Work, started: list[Work]) -> None:
+    def _start(self, work: Work, started: list[Work], *, loads: bool = False) -> None:
         work.state = WorkState.RUNNING  # at once: from here on its KV is not for others to take
         work.leader = None
+        if not loads:  # it may have waited for records, and gets all from another's rows now
+            work.load = None
         started.append(work)
 
     def _rows_with_room(self, builder: StepBuilder, work: Work, others: bool) -> int:

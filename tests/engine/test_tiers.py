@@ -15,6 +15,7 @@ from engine_rig import Rig, probs
 from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.stats import branch_kv, memory_stats
+from cotrt.tree.tiers import Tiers
 
 Made = Callable[..., Rig]
 
@@ -209,6 +210,30 @@ def test_two_that_need_the_same_records_load_them_once(make: Made) -> None:
     rig.run()
     assert rig.metrics["loaded_blocks"] <= 11
     assert min(s.num_cached for s in states) >= 80  # whole blocks; the tail went with its handle
+    for state in states:
+        assert state.tokens == rig.solo(state).tokens
+
+
+def test_one_that_waited_for_records_may_get_all_from_anothers_rows(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make("host", num_blocks=30)
+    ids = [1, 2, 3, 4, 5, 6] * 14
+    rig.start(rig.root(ids), max_tokens=1, ignore_eos=True)
+    rig.run()
+    rig.start(rig.root([7] * 236), max_tokens=1, ignore_eos=True)
+    rig.run()
+    asked, true = [], Tiers.num_ready
+
+    def num_ready(tiers: Tiers, load: Any, budget: int) -> int:
+        asked.append(load)
+        return 0 if len(asked) <= 2 else true(tiers, load, budget)
+
+    # Both wait for their records, then the first has them and the second follows it.
+    monkeypatch.setattr(Tiers, "num_ready", num_ready)
+    states = [rig.start(rig.root(ids), max_tokens=5, seed=i, ignore_eos=True) for i in range(2)]
+    rig.run()
+    assert asked[0] is not asked[1] and len(asked) > 2
     for state in states:
         assert state.tokens == rig.solo(state).tokens
 
