@@ -14,6 +14,7 @@ import collections
 import itertools
 import logging
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -462,7 +463,9 @@ class Engine:
                     return True
                 flight, self._flight = self._flight, None
         assert flight is not None
-        self._land(flight, self._flight)
+        landing, step, flight = flight, None, None  # an error's traceback keeps this frame
+        self._land(landing, self._flight)
+        del landing
         return True
 
     def _schedule(self) -> Step | None:
@@ -500,6 +503,9 @@ class Engine:
                 with self.lock:
                     self.scheduler.forget_stores(behind.step)
             self._after_failed_step(flight.step, error)
+            # Whoever keeps the error, a log say, does not keep the step and its sequences.
+            traceback.clear_frames(error.__traceback__)
+            del flight, behind
             return
         with self.lock:
             self._in_flight = behind is not None
