@@ -63,6 +63,7 @@ inline F dot_f32(F acc, Step w, Step x) {
 // A tile in registers: at most so many rows by so many lane groups, or, where rows are few.
 constexpr int kTileRows = 12, kTileGroups = 2;
 constexpr int kWideTileRows = 6, kWideTileGroups = 4;
+constexpr int kProductsPerNs = 150;
 // Few accumulators would wait for each other: the steps are split over copies of them.
 constexpr int tile_copies(int rows, int groups) {
   return rows * groups <= 2 ? 4 : rows * groups <= 6 ? 2 : 1;

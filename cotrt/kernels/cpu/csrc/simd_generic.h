@@ -86,4 +86,5 @@ inline F load_int8_half(const char* p) {
 #undef COTRT_EACH
 constexpr int kTileRows = 2, kTileGroups = 1;
 constexpr int kWideTileRows = 1, kWideTileGroups = 2;
+constexpr int kProductsPerNs = 15;
 constexpr int tile_copies(int, int) { return 1; }
