@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from engine_rig import Rig
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import rule
 from late_device import LateRig, random_pace
+from run_programs import run_programs
 from tree_program import PARAMS, Running, Shadow, TreeProgram, numbers, token_lists
 
 from cotrt.engine.record_stores import TierOptions
@@ -157,19 +157,7 @@ def _plain(params: SamplingParams, number: int) -> SamplingParams:
 
 def test_branches_of_random_programs_on_a_late_device_go_on_as_from_scratch() -> None:
     totals.clear()
-    run_state_machine_as_test(
-        LateProgram,
-        settings=settings(
-            max_examples=NUM_PROGRAMS,
-            stateful_step_count=40,
-            deadline=None,
-            database=None,
-            derandomize="COTRT_PROGRAMS" not in os.environ,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate, Phase.shrink],
-            print_blob=False,
-        ),
-    )
+    run_programs(LateProgram, NUM_PROGRAMS)
     print(dict(totals))
     if NUM_PROGRAMS < 100:
         return  # too few to come everywhere

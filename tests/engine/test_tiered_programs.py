@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engine_rig import Rig
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import rule
+from run_programs import run_programs
 from tree_program import TreeProgram
 
 from cotrt.engine.disk_store import DiskStore
@@ -99,16 +99,4 @@ class TieredProgram(TreeProgram):
 
 
 def test_programs_whose_kv_moves_go_on_as_from_scratch() -> None:
-    run_state_machine_as_test(
-        TieredProgram,
-        settings=settings(
-            max_examples=NUM_PROGRAMS,
-            stateful_step_count=40,
-            deadline=None,
-            database=None,
-            derandomize="COTRT_PROGRAMS" not in os.environ,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate, Phase.shrink],
-            print_blob=False,
-        ),
-    )
+    run_programs(TieredProgram, NUM_PROGRAMS)
