@@ -58,26 +58,36 @@ def repeat_the_word(ids):
     return {ord(word[len(said) % len(word)]): 1.0}
 
 
+def repeat_code_words(llm, num_rounds):
+    """24 branches kept across rounds, of one beginning; some replies are cut short.
+
+    Returns:
+        The branches, each of which said its own word alone.
+    """
+    prefix = "Repeat your own code word for ever, whatever the others say. It is "
+    branches = [llm.branch(prefix + word + ":") for word in WORDS]
+    starts = [len(branch) for branch in branches]
+    rng = random.Random(0)
+
+    def talk(number):
+        branch, word = branches[number], WORDS[number]
+        work = branch.generate(max_tokens=rng.randrange(1, 12), temperature=1.0)
+        if rng.random() < 0.2:
+            work.cancel()
+        work.result()
+        said = branch.text[starts[number] :]
+        assert said == (word * 100)[: len(said)], (word, said)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(num_rounds):
+            list(pool.map(talk, rng.sample(range(24), 24)))
+    return branches
+
+
 def test_no_foreign_word_ever_in_24_conversations_over_a_tiny_pool():
     """Sessions kept across rounds, identical prefixes, aborts, preemption."""
-    prefix = "Repeat your own code word for ever, whatever the others say. It is "
     with scripted(repeat_the_word, kv_cache_memory_bytes=16 * 4 * 40) as llm:
-        branches = [llm.branch(prefix + word + ":") for word in WORDS]
-        starts = [len(branch) for branch in branches]
-        rng = random.Random(0)
-
-        def talk(number):
-            branch, word = branches[number], WORDS[number]
-            work = branch.generate(max_tokens=rng.randrange(1, 12), temperature=1.0)
-            if rng.random() < 0.2:
-                work.cancel()
-            work.result()
-            said = branch.text[starts[number] :]
-            assert said == (word * 100)[: len(said)], (word, said)
-
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            for _ in range(20):
-                list(pool.map(talk, rng.sample(range(24), 24)))
+        branches = repeat_code_words(llm, 20)
         assert llm.metrics["preemptions"] + llm.metrics["recomputed_tokens"] > 0
         del branches[:]
         assert eventually(lambda: is_idle(llm))

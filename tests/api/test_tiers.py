@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api_helpers import eventually, is_idle, letters, run_program
-from test_cases_concurrency import WORDS, repeat_the_word
+from test_cases_concurrency import repeat_code_words, repeat_the_word
 
 from cotrt import LLM, InvalidRequestError
 from cotrt.testing import ScriptedModel
@@ -73,24 +71,8 @@ def test_24_branches_in_a_third_of_the_room_that_they_need(
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_b39_no_foreign_word_ever_where_kv_moves(tier: str, tmp_path: Path, moving: None) -> None:
     """Case B39 with a tier: sessions kept across rounds, identical prefixes, aborts."""
-    prefix = "Repeat your own code word for ever, whatever the others say. It is "
     with open_llm(tier, tmp_path, repeat_the_word, kv_cache_memory_bytes=40 * BLOCK) as llm:
-        branches = [llm.branch(prefix + word + ":") for word in WORDS]
-        starts = [len(branch) for branch in branches]
-        rng = random.Random(0)
-
-        def talk(number: int) -> None:
-            branch, word = branches[number], WORDS[number]
-            work = branch.generate(max_tokens=rng.randrange(1, 12), temperature=1.0)
-            if rng.random() < 0.2:
-                work.cancel()
-            work.result()
-            said = branch.text[starts[number] :]
-            assert said == (word * 100)[: len(said)], (word, said)
-
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            for _ in range(10):
-                list(pool.map(talk, rng.sample(range(24), 24)))
+        branches = repeat_code_words(llm, 10)
         assert llm.metrics["loaded_tokens"] > 0
         del branches[:]
         assert eventually(lambda: is_idle(llm))
