@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,13 +38,6 @@ def tail_keys(key: bytes, ids: Sequence[int]) -> list[bytes]:
         state.update(struct.pack("<I", token))
         keys.append(state.digest())
     return keys
-
-
-def path_keys(key: bytes, ids: Sequence[int], block_size: int) -> Iterator[bytes]:
-    """Keys of the whole blocks of `ids` that follow the block of `key`."""
-    for start in range(0, len(ids) - block_size + 1, block_size):
-        key = next_key(key, ids[start : start + block_size])
-        yield key
 
 
 def node_keys(node: Node, first: bytes) -> list[bytes]:

@@ -398,7 +398,9 @@ class Source:
 
 @pytest.mark.parametrize("bad", [False, True])
 def test_a_source_is_paged_in_where_it_is_needed(make: Made, bad: bool) -> None:
-    from cotrt.tree.record_keys import path_keys, root_key, tail_keys
+    from tree_rig import path_keys
+
+    from cotrt.tree.record_keys import root_key, tail_keys
 
     rig = make(None, num_blocks=16)
     ids = [1, 2, 3, 4, 5, 6] * 5  # three blocks of 8 and a tail of 6

@@ -8,9 +8,9 @@ import struct
 from collections.abc import Sequence
 
 import pytest
-from tree_rig import Desk, Grove
+from tree_rig import Desk, Grove, path_keys
 
-from cotrt.tree.record_keys import end_key, next_key, node_keys, path_keys, root_key, tail_keys
+from cotrt.tree.record_keys import end_key, next_key, node_keys, root_key, tail_keys
 from cotrt.tree.tier_costs import TierCosts
 from cotrt.tree.tiers import Tiers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts
 from cotrt.tree.kv_tree import KVTree
+from cotrt.tree.record_keys import next_key
 from cotrt.tree.scheduler import Scheduler
 from cotrt.tree.sequence import Sequence
 from cotrt.tree.step import Step
@@ -170,3 +172,10 @@ class Desk:
 
     def check(self) -> None:
         self.tree.check_invariants(list(self.scheduler.sequences))
+
+
+def path_keys(key: bytes, ids: SequenceABC[int], block_size: int) -> Iterator[bytes]:
+    """Keys of the whole blocks of `ids` that follow the block of `key`."""
+    for start in range(0, len(ids) - block_size + 1, block_size):
+        key = next_key(key, ids[start : start + block_size])
+        yield key
