@@ -19,7 +19,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cotrt.branch import Branch, Branches
+    from cotrt.branch import Branch
+    from cotrt.branches import Branches
     from cotrt.chat import Chat
     from cotrt.client.client import Client
     from cotrt.errors import (
@@ -93,7 +94,8 @@ __all__ = [
 
 # Where each public name lives. The imports above say the same to type checkers.
 _HOMES = {
-    "cotrt.branch": ("Branch", "Branches"),
+    "cotrt.branch": ("Branch",),
+    "cotrt.branches": ("Branches",),
     "cotrt.chat": ("Chat",),
     "cotrt.client.client": ("Client",),
     "cotrt.errors": (

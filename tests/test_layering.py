@@ -17,7 +17,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("tree", "kernels", "models", "sampling", "saved"),
     ("engine",),
     (
-        *("llm", "branch", "handle", "chat", "outputs", "testing"),
+        *("llm", "branch", "branches", "handle", "chat", "outputs", "testing"),
         *("beam_search", "choose", "runtime", "saving", "score", "stats", "submission"),
     ),
     ("search",),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from cotrt.branch import Branches
+from cotrt.branches import Branches
 from cotrt.errors import KVCacheExhaustedError, NumericsError, PromptTooLongError
 from cotrt.params import SamplingParams
 from cotrt.search.node_text import ends_inside_stop, find_stop
