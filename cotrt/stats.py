@@ -59,8 +59,8 @@ def _location(engine: Engine, seq: TokenSequence) -> str:
 def metrics(engine: Engine) -> dict[str, int]:
     """Counters and gauges by name; see `LLM.metrics`."""
     scheduler = engine.scheduler
-    scheduler.count_tokens()
     counters = scheduler.counters
+    counters.count_tokens()
     records, moved = engine.records, engine.moved
     return {
         "prompt_tokens_computed": counters.prompt_tokens_computed,

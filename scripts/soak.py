@@ -216,7 +216,7 @@ def run(minutes: float, model: str, seed: int, num_threads: int = 4) -> dict[str
         llm, missing = open_llm(model, Path(name) / "tier")
         engine = llm._runtime.engine
         # It keeps hashes of the last million tokens: full within a second, and not an hour.
-        engine.scheduler._seen = SeenTokens(1 << 12)
+        engine.scheduler.counters.seen = SeenTokens(1 << 12)
         began = time.monotonic()
         soak = Soak(llm, Path(name), began + 60 * minutes)
         threads = [

@@ -483,7 +483,7 @@ class Engine:
         """The step after the one in flight, if it need not wait for that one's result."""
         if flight.pending.token_ids is None or self._between:
             return None
-        return self.scheduler.schedule_ahead(flight.step)
+        return self.scheduler.decode.ahead(flight.step)
 
     def _num_ahead(self, step: Step) -> int:
         """How many steps may be in flight behind `step` before one of its works is sure to end."""
@@ -556,9 +556,9 @@ class Engine:
         if drawn is not None:
             goes_on = self._outcomes.append_drawn(step, drawn)
             if behind is not None:
-                self.scheduler.learn(behind, step, drawn.token_ids)
+                self.scheduler.decode.learn(behind, step, drawn.token_ids)
             elif goes_on and step.is_decode:
-                self.scheduler.lengthen_next(step, drawn.token_ids)
+                self.scheduler.decode.goes_on(step, drawn.token_ids)
 
     # ---- in trouble ---------------------------------------------------------------------------
 

@@ -14,36 +14,19 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from cotrt.plan import StepPlan
 from cotrt.tree.attention_planner import AttentionPlanner
-from cotrt.tree.counting import SeenTokens, token_hashes
-from cotrt.tree.kv_tree import KVTree, common_prefix
+from cotrt.tree.commits import commit_any, commit_decode
+from cotrt.tree.counters import Counters
+from cotrt.tree.decode_steps import DecodeSteps
+from cotrt.tree.kv_tree import KVTree
+from cotrt.tree.leaders import find_leader, is_ahead
 from cotrt.tree.memory_pressure import choose_victim, give_up, reclaim_idle
 from cotrt.tree.sequence import Sequence
-from cotrt.tree.step import Entry, LoadEntry, Step
+from cotrt.tree.step import Step
 from cotrt.tree.step_builder import StepBuilder
 from cotrt.tree.step_limit import StepLimit
 from cotrt.tree.work import Work, WorkState
-
-# This many works at one node are asked whether they compute a waiting work's prefix.
-_MAX_LEADERS_ASKED = 512
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the scheduler counts; see `LLM.metrics` in the API for the meanings."""
-
-    prompt_tokens_computed: int = 0
-    generated_tokens_computed: int = 0
-    prompt_tokens_reused: int = 0
-    recomputed_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
 
 
 class Scheduler:
@@ -58,6 +41,7 @@ class Scheduler:
 
     Attributes:
         limit: rows that the next step may have.
+        decode: steps that only lengthen the last.
     """
 
     def __init__(
@@ -75,15 +59,12 @@ class Scheduler:
         self.sequences: dict[Sequence, None] = {}
         self.waiting: list[Work] = []
         self.running: list[Work] = []
+        self.decode = DecodeSteps(tree, planner)
         self._planner = planner
         self._max_num_seqs = max_num_seqs
         self.limit = StepLimit(max_num_batched_tokens)
         self._max_scored_rows = max_scored_rows
         self._match_prompts = match_prompts
-        self._seen = SeenTokens()
-        self._uncounted: list[Step] = []
-        self._last: Step | None = None  # the step that the next one may only lengthen
-        self._version = -1  # of the tree, when the last step was scheduled
         self._serial = itertools.count(1)
         self._exhausted: list[Work] = []
         self.waits_for_records = False  # a work of the last schedule needs a record that is read
@@ -133,18 +114,10 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, or None if nothing can run."""
-        last, self._last = self._last, None
         self.waits_for_records = False
-        if last is not None:
-            if self.tree.version == self._version:
-                assert last.next_ids is not None
-                step = self._lengthen(last, last.next_ids)
-                if step is not None:
-                    return step
-            for entry, value in zip(last.entries, last.hashes.tolist(), strict=False):
-                seq = entry.work.seq
-                if entry.work.state is WorkState.RUNNING and seq.hash_length:
-                    seq.hash, seq.hash_length = value, seq.num_computed
+        step = self.decode.next()
+        if step is not None:
+            return step
         builder = StepBuilder(self.tree, self.limit.tokens, self._max_scored_rows)
         preemptions = self.counters.preemptions
         running = list(self.running)
@@ -161,7 +134,7 @@ class Scheduler:
             and len(step.entries) == len(self.running)
             and (not self.waiting or len(self.running) >= self._max_num_seqs)
         )
-        self._version = self.tree.version
+        self.decode.note_scheduled()
         return step
 
     def _schedule_running(self, builder: StepBuilder, work: Work, num_behind: int) -> None:
@@ -247,7 +220,7 @@ class Scheduler:
             if len(self.running) + len(started) >= self._max_num_seqs:
                 break
             leader = work.leader
-            if leader is not None and self._is_ahead(leader, work):
+            if leader is not None and is_ahead(leader, work):
                 entry = builder.by_work.get(leader)
                 if entry is not None and builder.take_logits(work, entry):
                     self._start(work, started)
@@ -260,7 +233,7 @@ class Scheduler:
                 self.tree.advance(seq, work.match_limit)
             elif seq.num_restorable:
                 self.tree.advance(seq, min(work.match_limit, seq.num_restorable))
-            entry = self._find_leader(builder, work)
+            entry = find_leader(builder, work, any_root=self._match_prompts)
             if entry is not None:
                 self._count_reused(work, max(work.wait_until, seq.num_computed))
                 if builder.take_logits(work, entry):
@@ -369,126 +342,6 @@ class Scheduler:
             if work.counts_reuse:
                 self.counters.prompt_tokens_reused += num_tokens
 
-    def _is_ahead(self, leader: Work, work: Work) -> bool:
-        """`leader` still computes tokens that `work` waits for."""
-        return leader.state is WorkState.RUNNING and leader.seq.num_computed < work.wait_until
-
-    def _find_leader(self, builder: StepBuilder, work: Work) -> Entry | None:
-        """The entry that computes, or has the logits of, most of what `work` needs next.
-
-        Sets ``work.wait_until`` to the length of the prefix that both have in common.
-        """
-        seq, wanted = work.seq, work.first_wanted
-        base, target = seq.node.end, work.target
-        best, best_entry = (False, seq.num_computed), None
-        mine: list[int] | None = None
-        # Whoever is of use has this token too: most others are told apart by it.
-        first = min(wanted, seq.num_computed)
-        first_token = seq.token_at(first)
-        for entry in builder.by_node.get(seq.node, ())[:_MAX_LEADERS_ASKED]:
-            other = entry.work.seq
-            if not self._match_prompts and other.order[0] != seq.order[0]:
-                continue  # of another root
-            if other.length <= first or other.token_at(first) != first_token:
-                continue
-            # Past a logits row that is wanted and not brought, its KV is of no use.
-            limit = target if wanted >= entry.start else work.match_limit
-            stop = min(limit, entry.work.target)
-            if mine is None:
-                mine = seq.ids(base, target)
-            theirs = other.ids(base, stop)
-            if theirs != mine[: stop - base]:
-                stop = base + common_prefix(theirs, mine)
-            gives = entry.start <= wanted < min(entry.end, stop)
-            if (gives, stop) > best:
-                best, best_entry = (gives, stop), entry
-            if best == (True, target):
-                break
-        if best_entry is not None:
-            work.wait_until = best[1]
-        return best_entry
-
-    # ---- steps that only lengthen the last ----------------------------------------------------
-
-    def schedule_ahead(self, step: Step) -> Step | None:
-        """The step after `step`, which is in flight: the input is what that one draws.
-
-        Its ``input_ids`` are -1 and its hashes missing until `learn` has them.
-
-        Returns:
-            None where that step has to wait for the result of `step`.
-        """
-        if step.num_ahead < 1 or not step.is_decode or self.tree.version != self._version:
-            return None
-        return self._lengthen(step, None)
-
-    def learn(self, step: Step, before: Step, token_ids: npt.NDArray[np.int32]) -> None:
-        """The input of `step`, scheduled ahead, is known: the draws of `before` ``[T]``.
-
-        Call it when `before` is committed and the works that it ended are removed: what `step`
-        computes for those is dropped.
-        """
-        over = [entry.work.state is not WorkState.RUNNING for entry in step.entries]
-        if any(over):
-            step.dropped = np.array(over)
-        step.hashes = self._next_hashes(before, step.plan.positions, token_ids)
-
-    def _next_hashes(
-        self, last: Step, positions: npt.NDArray[np.int32], ids: npt.NDArray[np.int32]
-    ) -> npt.NDArray[np.uint64]:
-        return last.hashes + token_hashes(positions.astype(np.int64), ids.astype(np.int64))
-
-    def _lengthen(self, last: Step, input_ids: npt.NDArray[np.int32] | None) -> Step | None:
-        """Each row of `last` one token further, in a few array operations; None if it cannot.
-
-        Args:
-            input_ids: ``[T]``; None where `last` is in flight, and then not committed yet.
-        """
-        tree, plan, size = self.tree, last.plan, self.tree.block_size
-        positions = plan.positions + 1
-        slots = plan.slot_mapping + 1
-        starts = np.flatnonzero(positions % size == 0)
-        if not tree.can_allocate(len(starts)):
-            return None
-        new_blocks = []
-        for row in starts.tolist():
-            seq = last.entries[row].work.seq
-            assert seq.node.end + len(seq.private) * size == positions[row], (
-                "the tail is full, or sealed and gone, before a block begins"
-            )
-            block = tree.allocate()
-            seq.private.append(block)
-            slots[row] = block * size
-            new_blocks.append((row, block))
-        attention = self._planner.advance(new_blocks)
-        if attention is None:
-            for row, _ in new_blocks:
-                tree.trim(last.entries[row].work.seq)
-            return None
-        if input_ids is None:
-            hashes, input_ids = last.hashes[:0], np.full(len(positions), -1, np.int32)
-        else:
-            hashes = self._next_hashes(last, positions, input_ids)
-        return Step(
-            plan=StepPlan(
-                input_ids=input_ids,
-                positions=positions,
-                slot_mapping=slots,
-                copies=(),
-                attention=attention,
-                logits_rows=plan.logits_rows,
-                sample_rows=plan.sample_rows,
-                stores=() if tree.tiers is None else tree.tiers.take_stores(),
-            ),
-            entries=last.entries,
-            draws=last.draws,
-            is_decode=True,
-            serial=last.serial,
-            hashes=hashes,
-            sampled=np.ones(len(positions), np.bool_),
-            num_ahead=max(-1, last.num_ahead - 1),
-        )
-
     # ---- update -------------------------------------------------------------------------------
 
     def commit(self, step: Step, failed: Collection[bytes] = ()) -> None:
@@ -501,36 +354,12 @@ class Scheduler:
             self.forget_stores(step)
         if step.dropped is not None and step.dropped.all():
             return  # without running ahead it would not have been
-        self.counters.steps += 1
         self.limit.note_success()
-        self._uncounted.append(step)
-        if len(self._uncounted) >= 16:
-            self.count_tokens()
+        self.counters.note(step)
         if step.is_decode:
-            tree, size = self.tree, self.tree.block_size
-            for entry in step.entries:
-                if entry.work.state is WorkState.RUNNING:
-                    seq = entry.work.seq
-                    seq.private_len += 1
-                    if seq.private_len == size:
-                        tree.commit(seq, 0)
-            return
-        for entry in step.entries:
-            work, seq = entry.work, entry.work.seq
-            if work.state is not WorkState.RUNNING:
-                continue
-            self.tree.commit(seq, entry.num_new)
-            self.tree.trim(seq)
-            seq.hash = int(step.hashes[entry.first_row + entry.num_rows - 1])
-            seq.hash_length = seq.num_computed
-            if seq.num_computed == work.target:
-                self._share_with_ancestors(seq)
-        for load in step.loads:
-            if load.work.state is WorkState.RUNNING:
-                self._commit_load(load, failed)
-        for work in step.joined:
-            if work.state is WorkState.RUNNING:
-                self.tree.advance(work.seq, work.target)
+            commit_decode(self.tree, step)
+        else:
+            commit_any(self.tree, step, failed)
 
     def undo(self, step: Step) -> None:
         """The model did not run `step`: its works are as they were before it was scheduled.
@@ -538,7 +367,7 @@ class Scheduler:
         What was evicted or preempted to make room for it stays so. A tail that was to be copied is
         dropped, for the copy may not have been made.
         """
-        self._last = None
+        self.decode.forget()
         self.disturb()
         for work, logits_from in step.wanted:
             work.logits_from = logits_from
@@ -561,48 +390,3 @@ class Scheduler:
         """The stores of `step` were carried out, or it failed."""
         if self.tree.tiers is not None:
             self.tree.tiers.stored(step.plan.stores)
-
-    def _commit_load(self, entry: LoadEntry, failed: Collection[bytes]) -> None:
-        work, load, tiers = entry.work, entry.load, self.tree.tiers
-        assert tiers is not None
-        sizes = entry.sizes
-        for index, key in enumerate(entry.keys):
-            if key in failed:
-                sizes = sizes[:index]
-                tiers.counters.failed_loads += 1
-                work.load = None
-                break
-        tiers.loaded(load, len(sizes), sum(sizes))
-        self.tree.commit(work.seq, sum(sizes))
-        self.tree.trim(work.seq)
-        if load.at == len(load.keys):
-            work.load = None
-        if work.seq.num_computed >= work.target:
-            self._share_with_ancestors(work.seq)
-
-    def lengthen_next(self, step: Step, token_ids: npt.NDArray[np.int32]) -> None:
-        """Every draw of the decode step `step` goes on with its token of `token_ids` ``[T]``."""
-        step.next_ids = token_ids
-        self._last = step
-
-    def _share_with_ancestors(self, seq: Sequence) -> None:
-        """Living, idle ancestors that lack KV of the same tokens take it along."""
-        parent = seq.parent
-        while parent is not None and not parent.pruned and not parent.closed:
-            if parent.num_computed >= parent.length or parent.work is not None:
-                return
-            self.tree.advance(parent, parent.length)
-            parent = parent.parent
-
-    def count_tokens(self) -> None:
-        """Bring the token counters up to date."""
-        steps, self._uncounted = self._uncounted, []
-        if not steps:
-            return
-        new = np.concatenate([step.counted for step in steps])
-        sampled = np.concatenate([step.sampled for step in steps])[new]
-        first = self._seen.add(np.concatenate([step.hashes for step in steps])[new])
-        self.counters.prompt_tokens_computed += int((first & ~sampled).sum())
-        self.counters.generated_tokens_computed += int((first & sampled).sum())
-        dropped = sum(int(step.dropped.sum()) for step in steps if step.dropped is not None)
-        self.counters.recomputed_tokens += len(new) - dropped - int(first.sum())

@@ -314,8 +314,8 @@ class LateRig(Rig):
         self._over: set[Any] = set()  # entries of the step in flight whose works have ended
         self._shared: set[int] = set()  # tails that were forked under a write in flight
         self._freed: set[int] = set()  # blocks that were freed under a step in flight
-        self._schedule_ahead = self.scheduler.schedule_ahead
-        self.scheduler.schedule_ahead = self._remember_ahead  # type: ignore[method-assign]
+        self._schedule_ahead = self.scheduler.decode.ahead
+        self.scheduler.decode.ahead = self._remember_ahead  # type: ignore[method-assign]
         self._commit = self.scheduler.commit
         self.scheduler.commit = self._count_step  # type: ignore[method-assign]
         self._update = self.engine._update

@@ -86,7 +86,7 @@ def test_one_of_many_equal_prompts_computes_and_all_draw_from_its_logits() -> No
     assert rows(step) == [(0, 0, 100)]
     assert drawing(step) == list(range(32))
     assert step is not None and step.plan.sample_rows.tolist() == [0] * 32
-    desk.scheduler.count_tokens()
+    desk.scheduler.counters.count_tokens()
     assert desk.scheduler.counters.prompt_tokens_computed == 100
 
 
@@ -142,7 +142,7 @@ def test_a_fully_cached_prompt_computes_one_row_without_writing() -> None:
         step = desk.run()
         assert rows(step) == [(1, length - 1, 1)]
         assert step is not None and step.plan.slot_mapping.tolist() == [-1]
-        desk.scheduler.count_tokens()
+        desk.scheduler.counters.count_tokens()
         counters = desk.scheduler.counters
         assert (counters.prompt_tokens_computed, counters.recomputed_tokens) == (length, 1)
 
@@ -343,7 +343,7 @@ def test_token_counters_tell_given_from_sampled_and_first_from_again() -> None:
         desk.generate(child)
     # Both draw the same tokens, so all but the first computation of each is again.
     run_to_end(desk, lambda work: None if work.seq.length >= 13 else 77)
-    desk.scheduler.count_tokens()
+    desk.scheduler.counters.count_tokens()
     counters = desk.scheduler.counters
     assert counters.prompt_tokens_computed == 10
     assert counters.generated_tokens_computed == 3

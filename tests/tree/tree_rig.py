@@ -162,7 +162,7 @@ class Desk:
             if work.is_satisfied:
                 self.end(work)
         if goes_on and step.is_decode:
-            self.scheduler.lengthen_next(step, np.array(drawn, np.int32))
+            self.scheduler.decode.goes_on(step, np.array(drawn, np.int32))
         self.check()
         return step
 

@@ -76,8 +76,8 @@ def test_a_program_gives_what_the_reference_gives(
     with LLM(folder, device=str(device), attention_backend="triton", **OPTIONS) as llm:
         assert llm.kernels == "triton"
         engine: Any = llm._runtime.engine
-        ahead, plain = [], engine.scheduler.schedule_ahead
-        engine.scheduler.schedule_ahead = lambda step: ahead.append(plain(step)) or ahead[-1]
+        ahead, plain = [], engine.scheduler.decode.ahead
+        engine.scheduler.decode.ahead = lambda step: ahead.append(plain(step)) or ahead[-1]
         check(program(llm), expected)
         assert sum(step is not None for step in ahead) >= 2, "steps run behind the host"
         assert engine.model.sample._edits is not None, "penalties are counted on the device"
