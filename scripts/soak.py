@@ -4,8 +4,9 @@
     python scripts/soak.py --minutes 0.3 --model smollm2-135m
 
 Searches, chats that come and go, streams that are dropped, cancelled batches, scores, and branches
-that are saved and loaded again, in four threads and a pool that is too small for them. Private
-memory is sampled from /proc; after the first sixth of the time it may not grow by more than 1%.
+that are saved and loaded again, in four threads, a pool that is too small for them and a disk tier
+that is full within minutes. Private memory is sampled from /proc, a sample a minute goes to stderr;
+after the first sixth of the time it may not grow by more than 1%.
 """
 
 from __future__ import annotations
@@ -173,9 +174,14 @@ def work(soak: Soak, seed: int) -> None:
 
 
 def private_kib() -> int:
-    """Memory of this process alone."""
+    """What this process has written into memory that no other process sees, swapped or not.
+
+    Clean pages are left out. They are of libraries' files, and count as private for as long as no
+    other process maps the same file: they come and go by 8 MiB with other programs that use torch.
+    """
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    kept = ("Private_Dirty:", "Swap:")
+    return sum(int(line.split()[1]) for line in lines if line.startswith(kept))
 
 
 def open_llm(model: str, folder: Path) -> tuple[LLM, list[str]]:
@@ -184,16 +190,23 @@ def open_llm(model: str, folder: Path) -> tuple[LLM, list[str]]:
     if model == "scripted":
         chosen: Any = ScriptedModel(letters, vocab_size=128, eos_token_id=0)
         options["kv_cache_memory_bytes"] = 48 * 16 * 4
+        disk_space = 2**-8  # 1,024 records: what is written later pushes others out
     else:
-        chosen = model
+        chosen, disk_space = model, 0.05
         options |= {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024}
     missing = []
     try:
-        llm = LLM(chosen, **options, disk_space=0.05, disk_dir=folder)
+        llm = LLM(chosen, **options, disk_space=disk_space, disk_dir=folder)
     except InvalidRequestError as error:
         missing.append(str(error))
         llm = LLM(chosen, **options)
     return llm, missing
+
+
+def show(seconds: float, kib: int, num_records: int) -> None:
+    """A sample, for whoever looks at a growth while the soak runs."""
+    line = f"{seconds / 60:5.1f} min {kib / 1024:7.2f} MiB {num_records:6d} records"
+    print(line, file=sys.stderr, flush=True)
 
 
 def growth(samples: list[tuple[float, int]]) -> float:
@@ -224,9 +237,13 @@ def run(minutes: float, model: str, seed: int, num_threads: int = 4) -> dict[str
         ]
         for thread in threads:
             thread.start()
+        num_lines = 0
         while not soak.is_over:
             time.sleep(min(5.0, 0.6 * minutes))
             samples.append((time.monotonic() - began, private_kib()))
+            if samples[-1][0] >= 60 * num_lines:
+                num_lines += 1
+                show(*samples[-1], llm.metrics["disk_blocks"])
         for thread in threads:
             thread.join()
         for failure in soak.failures:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from killing_cache import kill, kill_while_caching, start_writer
 
 from cotrt.engine import record_file
 from cotrt.engine.disk_store import DiskStore
@@ -247,57 +244,18 @@ def test_a_private_folder_goes_at_the_end(made: Made, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def _run(code: str, *args: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *args], stdout=subprocess.PIPE
-    )
-
-
-WRITER = """
-    import sys, itertools
-    import numpy as np
-    from cotrt.engine.disk_store import DiskStore
-    assert "torch" not in sys.modules
-    folder, keep = sys.argv[1], sys.argv[2] == "keep"
-    store = DiskStore(folder, 1 << 24, record_bytes=5000, keep=keep)
-    for number in itertools.count(int(sys.argv[3])):
-        data = np.random.default_rng(number).integers(0, 256, 5000, dtype=np.uint8)
-        store.put(number.to_bytes(32, "little"), 16, data)
-        if number % 8 == 0:
-            store.flush(10)
-            print(number, flush=True)
-"""
-
-
-def test_a_killed_writer_leaves_whole_records_only(made: Made, tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_whole_records_only(tmp_path: Path) -> None:
     """Kill -9 at moments of chance; what is there is whole, and the next start is clean."""
-    pick = random.Random(0)
-    for turn in range(20):
-        process = _run(WRITER, str(tmp_path), "keep", str(turn * 1000))
-        assert process.stdout is not None and process.stdout.readline()
-        time.sleep(pick.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-        process.stdout.close()
-    names = {p.name for p in tmp_path.glob("*.kv")}
-    store = made(tmp_path, 1 << 30)
-    assert {p.name for p in tmp_path.iterdir()} == names, "a temporary file was left"
-    assert len(names) >= 20
-    for name in names:
-        number = int.from_bytes(record_file.key_of(name) or b"", "little")
-        found = store.read(key(number))
-        assert found is not None and np.array_equal(found, record(number))
+    whole, _ = kill_while_caching(tmp_path, 20, seed=0)
+    assert whole >= 20
 
 
 def test_the_folder_of_a_killed_process_is_removed_by_the_next(made: Made, tmp_path: Path) -> None:
-    process = _run(WRITER, str(tmp_path), "private", "0")
-    assert process.stdout is not None and process.stdout.readline()
+    process = start_writer(tmp_path, "private", 0)
     (theirs,) = tmp_path.iterdir()
     remove_abandoned(tmp_path)
     assert theirs.is_dir(), "its process lives"
-    process.send_signal(signal.SIGKILL)
-    process.wait(30)
-    process.stdout.close()
+    kill(process)
     store = made(tmp_path, keep=False)
     assert list(tmp_path.iterdir()) == [store.folder]
 

@@ -1,0 +1,68 @@
+"""Kills a torch-free writer of a prefix cache: 20 times in a test, in a script at will."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from endless_cache_writer import MAX_BYTES, RECORD_BYTES, key_of, record_of
+
+from cotrt.engine import record_file
+from cotrt.engine.disk_store import DiskStore
+
+WRITER = Path(__file__).resolve().parent / "endless_cache_writer.py"
+
+
+def start_writer(folder: Path, how: str, first: int) -> subprocess.Popen[bytes]:
+    """A writer that has written its first records; `how` is "keep" or "private"."""
+    command = [sys.executable, str(WRITER), str(folder), how, str(first)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    assert writer.stdout.readline()
+    return writer
+
+
+def kill(writer: subprocess.Popen[bytes]) -> None:
+    """Kill -9."""
+    writer.send_signal(signal.SIGKILL)
+    assert writer.wait(30) == -signal.SIGKILL
+    assert writer.stdout is not None
+    writer.stdout.close()
+
+
+def kill_while_caching(folder: Path, times: int, seed: int) -> tuple[int, int]:
+    """Kill a writer `times` times; after each all records are whole, and the next start is clean.
+
+    Returns:
+        How many whole records were looked at, and how many times a leftover, which the next
+        start removed.
+    """
+    pick, whole, left = random.Random(seed), 0, 0
+    for turn in range(times):
+        writer = start_writer(folder, "keep", turn * 100_000)
+        time.sleep(pick.random() * 0.05)
+        kill(writer)
+        found = {path.name for path in folder.iterdir()}
+        keys = {name: record_file.key_of(name) for name in found}
+        records = {name for name, key in keys.items() if key is not None}
+        left += len(found) > len(records)
+        store = DiskStore(folder, MAX_BYTES, record_bytes=RECORD_BYTES, keep=True)
+        try:
+            assert {path.name for path in folder.iterdir()} == records, "a leftover was not removed"
+            assert len(store) == len(records) > 0
+            for name in records:
+                number = int.from_bytes(keys[name] or b"", "little")
+                assert keys[name] == key_of(number)
+                record = store.read(key_of(number))
+                assert record is not None, f"{name} is not whole"
+                assert np.array_equal(record, record_of(number)), f"{name} is another record"
+            store.check_invariants()
+        finally:
+            store.close()
+        whole += len(records)
+    return whole, left
