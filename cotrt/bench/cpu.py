@@ -1,7 +1,8 @@
 """`python -m cotrt.bench cpu`: the workloads on cotrt, beside peers where they are installed.
 
-Peers run by their own scripts, each in its own environment, at the same time as cotrt here: all
-take one lock file for every repetition, so that the engines run in turn and never together.
+Peers run by their own scripts (through `peer.py`, which adds P1 and P2 to them), each in its own
+environment, at the same time as cotrt here: all take one lock file for every repetition, so that
+the engines run in turn and never together.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cotrt.bench.workloads import FULL, TOY, Run, run
 if TYPE_CHECKING:
     from cotrt import LLM
 
-WORKLOADS = ("W1", "W2", "W3", "W4", "W5", "W6")
+WORKLOADS = ("W1", "W2", "W3", "W4", "W5", "W6", "P1", "P2")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m cotrt.bench cpu",
-        description="W1 to W6 on cotrt and, in turn with it, on peers.",
+        description="W1 to W6, P1 and P2 on cotrt and, in turn with it, on peers.",
         epilog="example: python -m cotrt.bench cpu --peer vllm=/envs/vllm/bin/python "
         "--peer openvino=/envs/ov/bin/python --scripts ../shared/bench --reps 5",
     )
@@ -96,6 +97,7 @@ def _start_peer(
     if not python or options.scripts is None:
         raise SystemExit(f"--peer {text}: give NAME=PYTHON, and --scripts")
     model = Path(options.model).expanduser().resolve()
+    sizes = TOY if options.toy else FULL
     environment = {
         **os.environ,
         "BENCH_LOCK": str(lock),
@@ -105,9 +107,12 @@ def _start_peer(
         "BENCH_THREADS": str(options.threads),
         "BENCH_MODELS": str(model.parent),
         "BENCH_MODEL": model.name,
+        "BENCH_PROMPTS": json.dumps({"P1": sizes.p1, "P2": sizes.p2}),
     }
     script = options.scripts / f"bench_{name}.py"
-    return name, subprocess.Popen([python, str(script)], env=environment, stdout=sys.stderr)
+    adapter = Path(__file__).with_name("peer.py")
+    command = [python, str(adapter), str(script)]
+    return name, subprocess.Popen(command, env=environment, stdout=sys.stderr)
 
 
 def _measure(options: argparse.Namespace, names: Sequence[str], lock: Path) -> list[dict[str, Any]]:

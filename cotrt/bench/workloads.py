@@ -1,4 +1,4 @@
-"""The six workloads of the CPU benchmark, as token ids and calls of the public API.
+"""The workloads of the CPU benchmark, as token ids and calls of the public API.
 
     W1  64 prompts of 64 tokens, 128 greedy tokens each, all at once
     W2  self-consistency: a prompt of 1,024 tokens, 32 samples of 128, temperature 0.8
@@ -6,9 +6,11 @@
     W4  8 chats of 6 turns in step, 128 new tokens and 64 greedy ones a turn
     W5  a single stream: a prompt of 64, 128 greedy tokens
     W6  beam search: width 8, a prompt of 256, 64 tokens
+    P1  prompt processing: one prompt of 2,000 tokens, one token out
+    P2  prompt processing: 16 prompts of 512 tokens at once, one token out each
 
 End-of-sequence is ignored, so that every engine makes the same number of tokens. Prompts depend
-on (workload, repetition) only.
+on (workload, repetition) only. What P1 and P2 count are the tokens of their prompts.
 """
 
 from __future__ import annotations
@@ -35,15 +37,19 @@ class Sizes:
     w4: tuple[int, int, int, int] = (8, 6, 128, 64)  # sessions, turns, user tokens, tokens out
     w5: tuple[int, int] = (64, 128)  # prompt tokens, tokens out
     w6: tuple[int, int, int] = (256, 8, 64)  # prompt tokens, width, tokens out
+    p1: tuple[int, int] = (1, 2000)  # prompts, prompt tokens
+    p2: tuple[int, int] = (16, 512)  # prompts, prompt tokens
 
 
 FULL = Sizes()
-TOY = Sizes((4, 16, 8), (48, 4, 8), (32, 2, 2, 2, 8), (2, 2, 16, 8), (16, 16), (24, 3, 6))
+TOY = Sizes(
+    (4, 16, 8), (48, 4, 8), (32, 2, 2, 2, 8), (2, 2, 16, 8), (16, 16), (24, 3, 6), (1, 40), (3, 16)
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One timed repetition: wall seconds, tokens made, and time to the first token if it counts."""
+    """One timed repetition: wall seconds, tokens, and time to the first one if it counts."""
 
     seconds: float
     out_tokens: int
@@ -82,6 +88,10 @@ def run(llm: LLM, name: str, repetition: object, sizes: Sizes = FULL) -> Run:
     elif name == "W5":
         prompt = ids("", sizes.w5[0])
         work = lambda: _batch(llm, [prompt], sizes.w5[1])  # noqa: E731
+    elif name in ("P1", "P2"):
+        n, length = sizes.p1 if name == "P1" else sizes.p2
+        prompts = [ids(f"/{i}", length) for i in range(n)]
+        work = lambda: (_batch(llm, prompts, 1)[0] * length, None)  # noqa: E731
     else:
         length, width, out = sizes.w6
         prompt = ids("", length)

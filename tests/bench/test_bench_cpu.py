@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,49 @@ def test_every_workload_runs_and_makes_its_tokens(
     assert main(["cpu", "--toy", "--reps", "1", "--json", str(out)]) == 0
     records = {r["workload"]: r for r in json.loads(out.read_text())["records"]}
     made = {name: record["out_tokens"] for name, record in records.items()}
-    assert made == {"W1": 32, "W2": 32, "W3": 64, "W4": 32, "W5": 16, "W6": 18}
+    assert made == {"W1": 32, "W2": 32, "W3": 64, "W4": 32, "W5": 16, "W6": 18, "P1": 40, "P2": 48}
     assert "| cotrt |" in capsys.readouterr().out
+
+
+COMMON = """
+import json, os
+THREADS = int(os.environ["BENCH_THREADS"])
+def toks(key, n): return [hash(key) % 1000] * n
+def one(engine, w, rep, warm): return engine.w5(w)
+def run_all(engine):
+    records = []
+    for w in os.environ["BENCH_ONLY"].split(","):
+        seconds, made, _, _ = one(engine, w, 0, False)
+        records.append(dict(engine="other", workload=w, status="ok", runs_s=[seconds],
+                            median_s=seconds, out_tok_s=made / seconds, calls=engine.calls))
+    with open(os.environ["BENCH_OUT"], "w") as f:
+        json.dump(records, f)
+"""
+SCRIPT = """
+import common as c
+class Other:
+    calls = []
+    def reset(self): pass
+    def w1(self, prompts, out): self.calls.append([len(prompts), len(prompts[0]), out])
+    def w5(self, w): self.calls.append(w); return 1.0, 7, 0, {}
+if __name__ == "__main__":
+    c.run_all(Other())
+"""
+
+
+def test_a_peer_runs_by_its_own_script_and_gets_the_same_prompts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "common.py").write_text(COMMON)
+    (tmp_path / "bench_other.py").write_text(SCRIPT)
+    out = tmp_path / "out.json"
+    peer = ["--scripts", str(tmp_path), "--peer", f"other={sys.executable}"]
+    arguments = ["--toy", "--reps", "1", "--only", "W5,P1,P2", *peer, "--json", str(out)]
+    assert main(["cpu", *arguments]) == 0
+    theirs = [r for r in json.loads(out.read_text())["records"] if r["engine"] == "other"]
+    assert [r["workload"] for r in theirs] == ["W5", "P1", "P2"]
+    assert theirs[-1]["calls"] == ["W5", [1, 40, 1], [3, 16, 1]]
+    assert "| cotrt over the better peer |" in capfd.readouterr().out
 
 
 def test_the_table_names_the_better_peer() -> None:
