@@ -127,8 +127,8 @@ class _Search:
 
     def start(self) -> None:
         engine = self.runtime.engine
-        self.root = engine.new_root(self.prompt)
-        self.beams = [_Beam(engine.fork(self.root, internal=True), 0.0)]
+        self.root = engine.table.new_root(self.prompt)
+        self.beams = [_Beam(engine.table.fork(self.root, internal=True), 0.0)]
         self._rank()
 
     def _rank(self) -> None:
@@ -211,7 +211,7 @@ class _Search:
         grown: list[_Beam | None] = [None] * len(going)
         for index, beam in enumerate(self.beams):
             mine = children.get(index, [])
-            forks = [engine.fork(beam.seq, internal=True) for _ in mine[1:]]
+            forks = [engine.table.fork(beam.seq, internal=True) for _ in mine[1:]]
             for seq, (place, token, score) in zip([beam.seq, *forks], mine):
                 engine.append_sampled(seq, token, score - beam.cum_logprob)
                 grown[place] = _Beam(seq, score)
@@ -245,7 +245,7 @@ class _Search:
             self.runtime.engine.discard(beam.seq)
         self.beams = []
         if self.root is not None:
-            self.runtime.engine.close(self.root)
+            self.runtime.engine.table.close(self.root)
             self.root = None
 
     def output(self) -> BeamSearchOutput:

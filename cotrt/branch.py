@@ -44,7 +44,7 @@ class Branch:
         self._seq = seq
         self._closed = False
         self._kept: list[Branch] = []  # what was loaded with it, which nobody else holds at first
-        runtime.engine.watch(self, seq)
+        runtime.engine.table.watch(self, seq)
 
     # ---- verbs that need no model -------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Branch:
             seq = self._seq
             if at is not None:
                 self._check_length(at, "at")
-            return Branches([Branch(runtime, engine.fork(seq, at)) for _ in range(n)])
+            return Branches([Branch(runtime, engine.table.fork(seq, at)) for _ in range(n)])
 
     def extend(self, text_or_ids: Continuation, *, special: bool = True) -> Branch:
         """Append forced tokens: text that follows ``b.text`` exactly, or token ids.
@@ -103,7 +103,7 @@ class Branch:
         with runtime.engine.lock:
             self._check()
             runtime.check_length(self._seq.length + len(ids))
-            runtime.engine.extend(self._seq, ids)
+            runtime.engine.table.extend(self._seq, ids)
         return self
 
     def truncate(self, length: int, *, same_draws: bool = False) -> Branch:
@@ -129,7 +129,7 @@ class Branch:
         with self._runtime.engine.lock:
             self._check()
             self._check_length(length, "length")
-            self._runtime.engine.truncate(self._seq, length, same_draws=same_draws)
+            self._runtime.engine.table.truncate(self._seq, length, same_draws=same_draws)
         return self
 
     def prune(self) -> None:
@@ -144,7 +144,7 @@ class Branch:
         runtime = self._runtime
         runtime.check_process()
         with runtime.engine.lock:
-            runtime.engine.prune(self._seq)
+            runtime.engine.table.prune(self._seq)
 
     def close(self) -> None:
         """Give up this handle; children live on, and running work goes on. Idempotent.
@@ -157,7 +157,7 @@ class Branch:
         if not self._closed:
             self._closed = True
             with runtime.engine.lock:
-                runtime.engine.close(self._seq)
+                runtime.engine.table.close(self._seq)
 
     def save(self, path: str | os.PathLike[str], *, subtree: bool = False) -> None:
         """Write tokens, log-probabilities, seeds and KV to one safetensors file.
@@ -194,7 +194,7 @@ class Branch:
         runtime.check()
         with runtime.engine.lock:
             self._check(idle=False)
-            runtime.engine.keep(self._seq, time.monotonic() + seconds, _MAX_KEPT_SHARE)
+            runtime.engine.table.keep(self._seq, time.monotonic() + seconds, _MAX_KEPT_SHARE)
 
     # ---- verbs that need the model ------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class Branch:
 
         def find(seq: TokenSequence) -> Branch | None:
             parent = seq.parent
-            if parent is None or not self._runtime.engine.is_alive(parent):
+            if parent is None or not self._runtime.engine.table.is_alive(parent):
                 return None
             return self._handle_of(parent)
 
@@ -334,7 +334,7 @@ class Branch:
         """Its living children, in the order of their making."""
 
         def find(seq: TokenSequence) -> Branches:
-            alive = self._runtime.engine.is_alive
+            alive = self._runtime.engine.table.is_alive
             return Branches([self._handle_of(c) for c in seq.living_children() if alive(c)])
 
         return self._read(find)
@@ -397,7 +397,7 @@ class Branch:
         if handle is not None and not handle._closed:
             return handle
         if seq.closed:
-            self._runtime.engine.reopen(seq)
+            self._runtime.engine.table.reopen(seq)
         return Branch(self._runtime, seq)
 
     def __enter__(self) -> Branch:

@@ -117,7 +117,7 @@ class Branches(Sequence["Branch"]):
                 branch._check()
                 runtime.check_length(branch._seq.length + len(more))
             for branch, more in zip(self._branches, ids):
-                runtime.engine.extend(branch._seq, more)
+                runtime.engine.table.extend(branch._seq, more)
         return self
 
     def fork(self, n: int = 1, *, at: int | None = None) -> Branches:
@@ -135,7 +135,7 @@ class Branches(Sequence["Branch"]):
                 branch._check()
                 branch._check_length(length, "length")
             for branch in self._branches:
-                runtime.engine.truncate(branch._seq, length, same_draws=same_draws)
+                runtime.engine.table.truncate(branch._seq, length, same_draws=same_draws)
         return self
 
     def prune(self) -> None:

@@ -82,7 +82,7 @@ class Chat:
         self._reply: Generation | None = None  # not yet among the messages
         self._lock = threading.RLock()
         with runtime.engine.lock:
-            self._branch = Branch(runtime, runtime.engine.new_root([]))
+            self._branch = Branch(runtime, runtime.engine.table.new_root([]))
 
     def send(
         self,
@@ -130,13 +130,13 @@ class Chat:
                         "the chat's branch was changed while a message was sent: use one at a time"
                     )
                 runtime.max_length(params, keep + len(ids), None)  # refuse before changing anything
-                epoch, removed = seq.epoch, engine.cut(seq, keep)
-                engine.extend(seq, ids)
+                epoch, removed = seq.epoch, engine.table.cut(seq, keep)
+                engine.table.extend(seq, ids)
                 try:
                     reply = self._branch.generate(params)
                 except BaseException:
-                    engine.cut(seq, keep)
-                    engine.restore(seq, removed)
+                    engine.table.cut(seq, keep)
+                    engine.table.restore(seq, removed)
                     seq.epoch = epoch
                     raise
             self._turns.append(_Turn(len(self._messages), keep, removed))
@@ -187,8 +187,8 @@ class Chat:
                 self._branch._check()
                 turn = self._turns.pop()
                 if turn.length <= seq.length:  # else the program has cut the branch itself
-                    engine.cut(seq, turn.length)
-                    engine.restore(seq, turn.removed)
+                    engine.table.cut(seq, turn.length)
+                    engine.table.restore(seq, turn.removed)
             self._messages = self._messages[: turn.num_messages]
         return self
 

@@ -57,8 +57,8 @@ def choose(
         for branch in branches:
             scores = []
             for ids in encoded:
-                child = engine.fork(branch._seq, internal=True)
-                engine.extend(child, before + ids)
+                child = engine.table.fork(branch._seq, internal=True)
+                engine.table.extend(child, before + ids)
                 scores.append(ScoreState(child, child.length - len(ids)))
             state = ChoiceState(branch._seq, scores, before, encoded, normalize == "mean")
             engine.start_choice(state)

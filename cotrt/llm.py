@@ -274,7 +274,7 @@ class LLM:
             ids = runtime.encode_prompt(prompt)[1]
         with runtime.engine.lock:
             runtime.check_length(len(ids))
-            return Branch(runtime, runtime.engine.new_root(ids))
+            return Branch(runtime, runtime.engine.table.new_root(ids))
 
     def load_branch(self, path: str | os.PathLike[str], *, kv: str = "auto") -> Branch:
         """Make a branch again from a file that `Branch.save` wrote, and all that was saved with it.

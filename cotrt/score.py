@@ -61,8 +61,8 @@ def score(
         for branch in branches:
             states: list[ScoreState] = []
             for ids in encoded:
-                child = engine.fork(branch._seq, internal=True)
-                engine.extend(child, before + ids)
+                child = engine.table.fork(branch._seq, internal=True)
+                engine.table.extend(child, before + ids)
                 state = ScoreState(child, child.length - len(ids))
                 engine.start_score(state, counts_reuse=not states)
                 states.append(state)

@@ -146,7 +146,7 @@ def submit(
                 groups.append(_states(runtime, request, default_max_tokens))
         except BaseException:  # a tokenizer may raise anything, and nothing was started
             for state in [state for group in groups for state in group if state.release_when_done]:
-                engine.close(state.seq)
+                engine.table.close(state.seq)
             raise
         for state in [state for group in groups for state in group]:
             engine.start_generation(state)
@@ -164,12 +164,12 @@ def _states(
     options = {"default_max_tokens": default_max_tokens}
     if request.branch is not None:
         return [runtime.new_state(request.branch._seq, params, **options)]
-    root = engine.new_root(request.ids)
+    root = engine.table.new_root(request.ids)
     if params.n == 1:
         sequences = [root]
     else:
-        sequences = [engine.fork(root) for _ in range(params.n)]
-        engine.close(root)
+        sequences = [engine.table.fork(root) for _ in range(params.n)]
+        engine.table.close(root)
     states = []
     try:
         for index, seq in enumerate(sequences):
@@ -182,7 +182,7 @@ def _states(
             states.append(state)
     except BaseException:
         for seq in sequences:
-            engine.close(seq)
+            engine.table.close(seq)
         raise
     return states
 

@@ -173,13 +173,13 @@ def measure_operations(context: int, others: int, repetitions: int = 300) -> dic
     """Fork, prune and append at the end of `context` tokens, beside `others` live branches."""
     engine = null_engine(context + 64 * others + 100_000)
     tree = engine.tree
-    root = engine.new_root([1 + i % 1000 for i in range(context)])
+    root = engine.table.new_root([1 + i % 1000 for i in range(context)])
     computed(engine, root)
-    kept = [engine.fork(root) for _ in range(others)]
+    kept = [engine.table.fork(root) for _ in range(others)]
     children: list[TokenSequence] = []
-    fork = timed(lambda: children.append(engine.fork(root)), repetitions)
+    fork = timed(lambda: children.append(engine.table.fork(root)), repetitions)
     for child in children:  # each with a token of its own, so that there is a block to give back
-        engine.extend(child, [1])
+        engine.table.extend(child, [1])
         tree.reserve(child, 1)
         tree.commit(child, 1)
     append_to = children[-1]
@@ -190,7 +190,7 @@ def measure_operations(context: int, others: int, repetitions: int = 300) -> dic
         tree.commit(append_to, 1)
 
     append_us = timed(append, repetitions)
-    prune = timed(lambda: engine.prune(children.pop()), repetitions)
+    prune = timed(lambda: engine.table.prune(children.pop()), repetitions)
     assert len(kept) == others
     return {
         "context": context,
@@ -217,15 +217,15 @@ def measure_decode(num_branches: int, num_steps: int) -> dict[str, float]:
     """Milliseconds of a decode step of `num_branches` leaves in a tree of three levels."""
     width = max(1, round(num_branches**0.5))
     engine = null_engine(num_branches * (num_steps + 200) + 10_000, max_num_seqs=num_branches)
-    root = engine.new_root([1 + i % 1000 for i in range(500)])
+    root = engine.table.new_root([1 + i % 1000 for i in range(500)])
     leaves: list[TokenSequence] = []
     for middle in range(width):
-        branch = engine.fork(root)
-        engine.extend(branch, [1 + (middle + i) % 1000 for i in range(60)])
+        branch = engine.table.fork(root)
+        engine.table.extend(branch, [1 + (middle + i) % 1000 for i in range(60)])
         for number in range(-(-num_branches // width)):
             if len(leaves) < num_branches:
-                leaf = engine.fork(branch)
-                engine.extend(leaf, [1 + (number + i) % 1000 for i in range(1, 2 + number)])
+                leaf = engine.table.fork(branch)
+                engine.table.extend(leaf, [1 + (number + i) % 1000 for i in range(1, 2 + number)])
                 leaves.append(leaf)
     for leaf in leaves:
         generate(engine, leaf, num_steps + 20)

@@ -10,7 +10,6 @@ it only lengthens that one (docs/pipeline.md).
 
 from __future__ import annotations
 
-import collections
 import itertools
 import logging
 import time
@@ -23,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from cotrt.engine.handle_ref import HandleRef
 from cotrt.engine.lock import EngineLock
 from cotrt.engine.memory_shortage import give_back_memory, is_out_of_memory
 from cotrt.engine.model import StepModel, is_asynchronous
@@ -32,13 +30,9 @@ from cotrt.engine.outcomes import Outcomes
 from cotrt.engine.promise import Promise
 from cotrt.engine.ranking import RankState
 from cotrt.engine.record_stores import RecordSource, RecordStores, TierOptions
-from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, Tail
-from cotrt.errors import (
-    BranchPrunedError,
-    EngineDeadError,
-    InvalidRequestError,
-)
-from cotrt.sampling.seeds import child_seed, root_seed
+from cotrt.engine.sequence_table import SequenceTable
+from cotrt.engine.state import ChoiceState, GenerationState, ScoreState
+from cotrt.errors import EngineDeadError
 from cotrt.tree.attention_planner import CHUNK_TOKENS, AttentionPlanner, PlanCosts
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.record_keys import root_key
@@ -47,7 +41,6 @@ from cotrt.tree.sequence import Sequence
 from cotrt.tree.step import Step
 from cotrt.tree.tier_costs import TierCosts
 from cotrt.tree.tiers import TierCounters, Tiers
-from cotrt.tree.tokens import TokenSpan
 from cotrt.tree.work import Work, WorkState
 
 logger = logging.getLogger(__name__)
@@ -86,6 +79,7 @@ class Engine:
         on_work: called (with the lock held) when there is something to do.
         dead: why nothing works any more, or None.
         records: where KV lies that has left the pool, or None.
+        table: the sequences, and the verbs that need no model.
 
     Raises:
         OSError: the folder of a disk tier cannot be made or read.
@@ -125,19 +119,14 @@ class Engine:
         model.allocate_kv(num_blocks, block_size)
         self.on_work: Callable[[], None] = lambda: None
         self.dead: BaseException | None = None
-        self.num_forks = 0
-        self.num_prunes = 0
         self._outcomes = Outcomes(self.tree, self.scheduler)
+        self.table = SequenceTable(self.tree, self.scheduler, self._outcomes, seed)
         self._runner = ModelRunner(model, processed_logprobs=processed_logprobs, debug=check_laws)
         self.records: RecordStores | None = None
         if tiers is not None:
             self._make_tiers(tiers)
-        self._seed = seed
         self._check_laws = check_laws
-        self._ids = itertools.count()
-        self._num_roots = 0
         self._num_works = itertools.count()
-        self._dropped: collections.deque[HandleRef] = collections.deque()
         self._between: list[tuple[Callable[[], Any], Promise]] = []
         self._sources: list[tuple[weakref.ref[Sequence], RecordSource]] = []
         self._in_flight = False  # a step is scheduled and its update not done
@@ -172,155 +161,6 @@ class Engine:
         records.add_source(source)
         if owner is not None:
             self._sources.append((weakref.ref(owner), source))
-
-    # ---- verbs on sequences (the caller holds the lock) ---------------------------------------
-
-    def new_root(self, ids: list[int]) -> Sequence:
-        """A root sequence of given tokens."""
-        span = TokenSpan()
-        span.extend(ids)
-        number = self._num_roots
-        self._num_roots += 1
-        seq = Sequence(
-            next(self._ids), span, self.tree.root, seed=root_seed(self._seed, number), number=number
-        )
-        self._register(seq)
-        return seq
-
-    def fork(self, seq: Sequence, length: int | None = None, *, internal: bool = False) -> Sequence:
-        """A child that shares tokens and KV of `seq` up to `length` (default: all)."""
-        length = seq.length if length is None else length
-        number = seq.num_forks
-        if not internal:
-            seq.num_forks += 1
-            self.num_forks += 1
-        child = Sequence(
-            next(self._ids),
-            seq.span.child(length),
-            seq.node,
-            seed=child_seed(seq.seed, number),
-            parent=seq,
-            number=number,
-            internal=internal,
-        )
-        child.fork_length = length
-        child.num_restorable = min(seq.num_restorable, length)
-        if seq.grammar is not None and seq.grammar[1] <= length:
-            child.grammar = seq.grammar
-        if seq in self.scheduler.sequences:
-            self.tree.fork_tip(seq, child)
-            self.tree.truncate_tip(child, length)
-        else:  # a closed parent that lives on for its descendants holds no KV
-            child.node = self.tree.root
-            self.tree.attach(child)
-        self.scheduler.add_sequence(child)
-        seq.adopt_child(child)
-        return child
-
-    def new_saved(self, seed: int, number: int, length: int, parent: Sequence | None) -> Sequence:
-        """A sequence of a saved branch, without KV: a root, or a child of `parent`.
-
-        Args:
-            seed: its own; number: its fork number; length: tokens that it has of its parent's.
-        """
-        if parent is None:
-            number = self._num_roots
-            self._num_roots += 1
-        seq = Sequence(
-            next(self._ids),
-            TokenSpan() if parent is None else parent.span.child(length),
-            self.tree.root,
-            seed=seed,
-            parent=parent,
-            number=number,
-        )
-        self._register(seq)
-        if parent is not None:
-            parent.adopt_child(seq)
-        return seq
-
-    def extend(self, seq: Sequence, ids: list[int]) -> None:
-        """Append given tokens; they are computed with the next work that needs them."""
-        seq.span.extend(ids)
-
-    def truncate(self, seq: Sequence, length: int, *, same_draws: bool) -> None:
-        """Roll back to `length` tokens; the next sampling draws anew unless `same_draws`."""
-        if length == seq.length:
-            return
-        self.tree.truncate_tip(seq, length)
-        seq.span = seq.span.truncated(length)
-        seq.num_restorable = min(seq.num_restorable, length)
-        if seq.grammar is not None and seq.grammar[1] > length:
-            seq.grammar = None
-        if not same_draws:
-            seq.epoch += 1
-
-    def cut(self, seq: Sequence, length: int) -> Tail:
-        """`truncate` that gives what it removed, for `restore`."""
-        end = seq.length
-        tail = Tail(
-            seq.ids(length, end),
-            seq.span.slice_logprobs(length, end),
-            seq.span.slice_sampled(length, end),
-        )
-        self.truncate(seq, length, same_draws=False)
-        return tail
-
-    def restore(self, seq: Sequence, tail: Tail) -> None:
-        """Append what `cut` removed; its KV is found again or computed again."""
-        seq.span.ids += tail.ids
-        seq.span.logprobs += tail.logprobs
-        seq.span.sampled += tail.sampled
-
-    def prune(self, seq: Sequence) -> None:
-        """Cut `seq` and everything grown from it: running work stops, KV is given up."""
-        if seq.pruned:
-            return
-        self.num_prunes += 1
-        stack, doomed = [seq], []
-        while stack:
-            each = stack.pop()
-            doomed.append(each)
-            stack.extend(each.living_children(internal=True))
-        for each in doomed:
-            each.pruned = True
-        # Leaves first, so that a block's last holder is the one nearest to the root.
-        for each in reversed(doomed):
-            if each.work is not None:
-                self._outcomes.end_pruned(each.work)
-            if each.choice is not None:
-                self._outcomes.end_choice(each.choice, BranchPrunedError("the branch was pruned"))
-            if each in self.scheduler.sequences:
-                self.scheduler.drop_sequence(each, pruned=True)
-        self._outcomes.wake()
-
-    def close(self, seq: Sequence) -> None:
-        """Give up the handle: without running work its KV is only cached from now on."""
-        self._outcomes.close(seq)
-
-    def reopen(self, seq: Sequence) -> None:
-        """A handle was made again for a closed sequence that lives on in its descendants."""
-        seq.closed = False
-        self._register(seq)
-
-    def watch(self, handle: Any, seq: Sequence) -> None:
-        """Take `handle` for the handle of `seq`, which counts as closed once nobody has it."""
-        seq.handle = HandleRef(handle, self._dropped.append, seq)
-
-    def is_alive(self, seq: Sequence) -> bool:
-        """Not pruned, and with a handle, running work or a living descendant."""
-        stack = [seq]
-        while stack:
-            each = stack.pop()
-            if not each.pruned and (not each.closed or each.is_busy):
-                return True
-            stack.extend(each.living_children())
-        return False
-
-    def _register(self, seq: Sequence) -> None:
-        if seq not in self.scheduler.sequences:
-            self.tree.attach(seq)
-            self.scheduler.add_sequence(seq)
 
     # ---- works (the caller holds the lock) ----------------------------------------------------
 
@@ -421,7 +261,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._dropped) or self._flight is not None
+        return self.scheduler.has_work or self.table.has_dropped or self._flight is not None
 
     def step(self) -> bool:
         """Run one step; with an asynchronous model, launch one and see to the one before it.
@@ -563,18 +403,9 @@ class Engine:
     # ---- in trouble ---------------------------------------------------------------------------
 
     def _drop_closed(self) -> None:
-        self._close_dropped()
+        self.table.close_dropped()
         if self._sources:
             self._drop_sources()
-
-    def _close_dropped(self) -> None:
-        while self._dropped:
-            handle = self._dropped.popleft()
-            seq = handle.seq
-            if seq.handle is handle:  # no other was made since
-                seq.handle = None
-                if not seq.closed:
-                    self.close(seq)
 
     def _drop_sources(self) -> None:
         """Give up the sources of sequences that are gone, and of which no descendant is left."""
@@ -662,21 +493,6 @@ class Engine:
             self._outcomes.woken.append(promise)
 
     # ---- looking inside -----------------------------------------------------------------------
-
-    def keep(self, seq: Sequence, until: float, max_share: float) -> None:
-        """A lease on `seq`'s KV, if all leases together stay within a share of the pool."""
-        now = time.monotonic()
-        kept: set[int] = set()
-        for other in self.scheduler.sequences:
-            if other is not seq and not other.internal and other.keep_until > now:
-                kept |= self.tree.blocks_of(other)
-        blocks, limit = kept | self.tree.blocks_of(seq), int(self.tree.pool.num_blocks * max_share)
-        if until > now and len(blocks) > limit:
-            raise InvalidRequestError(
-                f"keep: {len(blocks)} blocks would be kept in all, the limit is {limit} of "
-                f"{self.tree.pool.num_blocks}: keep fewer branches, or enlarge the pool"
-            )
-        seq.keep_until = until
 
     @property
     def num_generated(self) -> int:

@@ -94,7 +94,7 @@ class Snapshot:
 
     def _hold(self, seq: TokenSequence) -> TokenSequence:
         engine = self._engine
-        fork = engine.fork(seq, internal=True)
+        fork = engine.table.fork(seq, internal=True)
         engine.tree.clock += 1
         fork.last_used = engine.tree.clock
         fork.keep_until = time.monotonic() + _KEEP_SECONDS
@@ -347,7 +347,7 @@ def restore(
     made: list[TokenSequence] = []
     for branch, grammar in zip(branches, grammars):
         parent = made[branch.parent] if branch.parent >= 0 else None
-        seq = engine.new_saved(branch.seed, branch.fork_number, branch.shared, parent)
+        seq = engine.table.new_saved(branch.seed, branch.fork_number, branch.shared, parent)
         seq.span.ids += branch.tokens.tolist()
         seq.span.logprobs += [None if v != v else v for v in branch.logprobs.tolist()]
         seq.span.sampled += branch.sampled.tobytes()
@@ -361,7 +361,7 @@ def restore(
         if source is not None:
             seq.num_restorable = source.num_covered[index]
         if branch.closed:
-            engine.close(seq)
+            engine.table.close(seq)
     if source is not None:
         engine.add_source(source, made[0])
     return made

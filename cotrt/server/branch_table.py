@@ -228,12 +228,12 @@ class BranchTable:
             if seq.ids() != history:
                 raise BranchBusyError("the branch was changed meanwhile: use it from one place")
             runtime.max_length(params, keep + len(ids), None)
-            epoch, removed = seq.epoch, engine.cut(seq, keep)
-            engine.extend(seq, ids)
+            epoch, removed = seq.epoch, engine.table.cut(seq, keep)
+            engine.table.extend(seq, ids)
             try:
                 return branch.generate(params)
             except CotrtError:
-                engine.cut(seq, keep)
-                engine.restore(seq, removed)
+                engine.table.cut(seq, keep)
+                engine.table.restore(seq, removed)
                 seq.epoch = epoch
                 raise

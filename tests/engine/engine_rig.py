@@ -224,7 +224,7 @@ class Rig:
     # ---- verbs --------------------------------------------------------------------------------
 
     def root(self, ids: Sequence[int]) -> Branch:
-        return Branch(self.runtime, self.engine.new_root(list(ids)))
+        return Branch(self.runtime, self.engine.table.new_root(list(ids)))
 
     def start(
         self, branch: Branch, params: SamplingParams | None = None, **fields: Any

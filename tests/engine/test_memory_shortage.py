@@ -117,7 +117,7 @@ def test_works_that_end_while_the_step_fails_stay_ended() -> None:
     states = start_some(rig, 4)
     rig.model.room = 2
     rig.model.in_flight.append(lambda: rig.engine.cancel(states[1]))
-    rig.model.in_flight.append(lambda: rig.engine.prune(states[2].seq))
+    rig.model.in_flight.append(lambda: rig.engine.table.prune(states[2].seq))
     rig.run()
     assert states[1].finish_reason == "abort" and states[2].promise.error is not None
     for state in (states[0], states[3]):
