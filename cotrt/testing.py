@@ -11,6 +11,7 @@ import numpy as np
 from cotrt.plan import AttentionPlan, KVShape, StepPlan, UInt8
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
 
@@ -114,10 +115,10 @@ class ScriptedModel:
         write = step.slot_mapping >= 0
         self._kv.reshape(-1)[step.slot_mapping[write]] = step.input_ids[write]
         logits = np.full((len(step.logits_rows), self.vocab_size), -np.inf, np.float32)
-        groups = _groups_of_rows(step.attention)
+        paths = _Paths(step.attention, self._kv)
         self.row_errors = {}
         for index, row in enumerate(step.logits_rows.tolist()):
-            path = self._read(step.attention, groups.get(row, ()), row)
+            path = paths.of(row)
             assert path[-1] == step.input_ids[row], (
                 f"row {row} is token {step.input_ids[row]}, its KV slot holds {path[-1]}"
             )
@@ -138,29 +139,46 @@ class ScriptedModel:
             )
         return token
 
-    def _read(self, plan: AttentionPlan, groups: Sequence[int], row: int) -> list[int]:
-        """Tokens at positions 0 to the row's own, each read through exactly one group."""
-        position = int(plan.query_positions[row])
-        path = np.full(position + 1, -2, np.int32)
-        for group in groups:
-            start = int(plan.group_start[group])
-            stop = start + int(plan.group_len[group])
-            if plan.group_causal[group]:
+
+class _Paths:
+    """The tokens that the rows of a step see, each read through exactly one group of its plan."""
+
+    def __init__(self, plan: AttentionPlan, kv: npt.NDArray[np.int32]) -> None:
+        self._kv, self._size = kv, plan.block_size
+        self._positions = plan.query_positions.tolist()
+        self._starts, self._lengths = plan.group_start.tolist(), plan.group_len.tolist()
+        self._causal = plan.group_causal.tolist()
+        self._blocks = plan.group_blocks
+        self._block_offsets = plan.group_block_offsets.tolist()
+        self._tokens: dict[int, list[int]] = {}  # by group, once a row has asked for them
+        self._groups: dict[int, list[int]] = {}  # by row
+        rows, offsets = plan.group_rows.tolist(), plan.group_row_offsets.tolist()
+        for group in range(plan.num_groups):
+            for row in rows[offsets[group] : offsets[group + 1]]:
+                self._groups.setdefault(row, []).append(group)
+
+    def of(self, row: int) -> list[int]:
+        """Tokens at positions 0 to the row's own."""
+        position = self._positions[row]
+        path: list[int] = []
+        for group in sorted(self._groups.get(row, ()), key=self._starts.__getitem__):
+            start = self._starts[group]
+            stop = start + self._lengths[group]
+            if self._causal[group]:
                 stop = min(stop, position + 1)
             assert stop <= position + 1, f"row {row} at {position} reads up to {stop - 1}"
-            first = int(plan.group_block_offsets[group])
-            count = max(0, stop - start)
-            blocks = plan.group_blocks[first : first + -(-count // plan.block_size)]
-            assert (path[start:stop] == -2).all(), f"row {row} reads a position twice"
-            path[start:stop] = self._kv[blocks].reshape(-1)[:count]
-        assert (path != -2).all(), f"row {row} at {position} does not see {path.tolist()}"
-        return path.tolist()
+            if stop <= start:
+                continue
+            assert start >= len(path), f"row {row} reads position {start} twice"
+            assert start == len(path), f"row {row} at {position} does not see {len(path)}"
+            path += self._of_group(group)[: stop - start]
+        assert len(path) == position + 1, f"row {row} at {position} sees {len(path)} tokens"
+        return path
 
-
-def _groups_of_rows(plan: AttentionPlan) -> dict[int, list[int]]:
-    groups: dict[int, list[int]] = {}
-    for group in range(plan.num_groups):
-        begin, end = plan.group_row_offsets[group], plan.group_row_offsets[group + 1]
-        for row in plan.group_rows[begin:end].tolist():
-            groups.setdefault(row, []).append(group)
-    return groups
+    def _of_group(self, group: int) -> list[int]:
+        tokens = self._tokens.get(group)
+        if tokens is None:
+            count, first = self._lengths[group], self._block_offsets[group]
+            blocks = self._blocks[first : first + -(-count // self._size)]
+            tokens = self._tokens[group] = self._kv[blocks].reshape(-1)[:count].tolist()
+        return tokens

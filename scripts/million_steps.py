@@ -6,14 +6,19 @@
 A step is a verb of a program (fork, extend, generate, cancel, ...) or a step of the engine between
 them. Programs are drawn by number, so `--only N` runs a single one again. A program that fails is
 shrunk and printed with the law that it breaks.
+
+Ctrl-C or SIGTERM ends it after the programs that are running, with the totals so far and the
+options that a later call goes on with; its totals then are those of all calls together.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,36 +28,102 @@ sys.path[:0] = [
     str(Path(__file__).resolve().parent.parent / "tests" / "engine"),
 ]
 
-NUM_VERBS = 60
+NUM_VERBS = 150
 
 
-def run_one(number: int) -> tuple[int, int, int, str | None]:
-    """The number of a program, its verbs, the engine's steps, and why it failed."""
+def begin() -> None:
+    """What each process does first."""
+    import gc
     import logging
 
     from engine_rig import LoggedModel
-    from program_runner import draw_program, failure_of, law_of, run_program, shrink
+    from program_runner import VERBS
 
     from cotrt.kernels.cpu import native
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began it says when to end
+    assert VERBS
     if native.missing_reason() is None:
         LoggedModel.backend_name = "cpu"  # its sampler takes a third of the reference's time
     logging.getLogger("cotrt").setLevel(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()  # modules need not be looked at again by the collections that programs ask for
+
+
+def run_one(number: int) -> tuple[int, Any, str | None]:
+    """The number of a program, its outcome, and why it failed."""
+    from program_runner import Outcome, draw_program, failure_of, law_of, run_program, shrink
+
     program = draw_program(number, NUM_VERBS)
     try:
-        return number, len(program.verbs), run_program(program), None
+        return number, run_program(program), None
     except Exception:
         smallest = shrink(program)
         failure = failure_of(smallest) or "it failed once, and not again"
-    return number, 0, 0, f"{law_of(failure)}\n{smallest}\n{failure}"
+    return number, Outcome(), f"{law_of(failure)}\n{smallest}\n{failure}"
 
 
-def numbers(first: int, options: Any, done: dict[str, int], began: float) -> Iterator[int]:
-    while done["verbs"] + done["steps"] < options.steps and (
-        not options.minutes or time.monotonic() - began < 60 * options.minutes
-    ):
-        yield first
-        first += 1
+class Run:
+    """Programs one after another, and what they came to.
+
+    Args:
+        options: the command line.
+    """
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+        self._next = options.first
+        self._began = time.monotonic()
+        self._reported = 0.0
+        self.verbs, self.steps, self.failed = options.verbs, options.engine_steps, 0
+        self.seconds_before = options.seconds
+        self.happened: Counter[str] = Counter()
+        self.is_over = False
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self._began
+
+    def numbers(self) -> Iterator[int]:
+        """Numbers of programs, until there are steps enough or somebody ends it."""
+        options = self._options
+        while (
+            not self.is_over
+            and self.verbs + self.steps < options.steps
+            and not (options.minutes and time.monotonic() - self._began > 60 * options.minutes)
+        ):
+            yield self._next
+            self._next += 1
+
+    def take(self, number: int, outcome: Any, failure: str | None) -> None:
+        self.verbs += outcome.num_verbs
+        self.steps += outcome.num_steps
+        self.happened.update(outcome.happened)
+        if failure is not None:
+            self.failed += 1
+            say(f"program {number} failed: {failure}")
+        if time.monotonic() - self._reported > 30:
+            self._reported = time.monotonic()
+            say(str(self))
+
+    def __str__(self) -> str:
+        total = self.verbs + self.steps
+        return (
+            f"programs below {self._next}: {total} steps ({self.verbs} verbs and {self.steps} "
+            f"steps of the engine) in {self.seconds:.0f} s, {total / self.seconds:.0f} a second; "
+            f"{self.failed} programs failed"
+        )
+
+    def resume(self) -> str:
+        return (
+            f"--first {self._next} --verbs {self.verbs} --engine-steps {self.steps} "
+            f"--seconds {self.seconds:.0f}"
+        )
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -62,42 +133,36 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first program")
     parser.add_argument("--only", type=int, help="run this program alone")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--verbs", type=int, default=0, help="done by earlier calls")
+    parser.add_argument("--engine-steps", type=int, default=0, help="done by earlier calls")
+    parser.add_argument("--seconds", type=float, default=0, help="taken by earlier calls")
     options = parser.parse_args()
-
-    def say(text: str) -> None:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-
     if options.only is not None:
-        failure = run_one(options.only)[3]
+        begin()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        failure = run_one(options.only)[2]
         say(failure or f"program {options.only} is fine")
         return 1 if failure else 0
-    done, began, failed, reported = {"verbs": 0, "steps": 0}, time.monotonic(), 0, 0.0
-    number = options.first
+    run = Run(options)
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.processes) as pool:
-        source = numbers(options.first, options, done, began)
-        batches = iter(lambda: [n for n, _ in zip(source, range(16 * options.processes))], [])
+    with context.Pool(options.processes, initializer=begin) as pool:
+
+        def end(number: int, frame: Any) -> None:
+            run.is_over = True
+
+        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, end)
+        source = run.numbers()
+        batches = iter(lambda: [n for n, _ in zip(source, range(8 * options.processes))], [])
         for batch in batches:
-            for number, verbs, steps, failure in pool.imap_unordered(run_one, batch):
-                done["verbs"] += verbs
-                done["steps"] += steps
-                if failure is not None:
-                    failed += 1
-                    say(f"program {number} failed: {failure}")
-            elapsed = time.monotonic() - began
-            if elapsed - reported > 30:
-                reported = elapsed
-                total = done["verbs"] + done["steps"]
-                say(
-                    f"{elapsed:.0f} s, programs to {number}: {total} steps, {total / elapsed:.0f}/s"
-                )
-    elapsed, total = time.monotonic() - began, done["verbs"] + done["steps"]
-    say(
-        f"programs {options.first} to {number}: {done['verbs']} verbs and {done['steps']} steps of "
-        f"the engine in {elapsed:.0f} s, {total / elapsed:.0f} a second; {failed} programs failed"
-    )
-    return 1 if failed else 0
+            for number, outcome, failure in pool.imap_unordered(run_one, batch):
+                run.take(number, outcome, failure)
+        pool.close()
+        pool.join()
+    say(str(run))
+    say("of these: " + ", ".join(f"{name} {n}" for name, n in sorted(run.happened.items())))
+    say("go on with " + run.resume())
+    return 1 if run.failed else 0
 
 
 if __name__ == "__main__":

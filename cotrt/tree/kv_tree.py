@@ -473,6 +473,10 @@ class KVTree:
             sequences: every sequence that was attached and not detached.
         """
         holders, sealed = [0] * self.pool.num_blocks, set[int]()
+        paths: dict[Node, list[int]] = {self.root: []}
+        for node in self.nodes():  # parents first
+            assert node.parent is not None
+            paths[node] = paths[node.parent] + [token for ids in node.keys for token in ids]
         tips: dict[int, int] = {}
         for seq in sequences:
             assert seq in seq.node.tips, f"sequence {seq.id} is not a tip of its node"
@@ -482,8 +486,8 @@ class KVTree:
             assert seq.num_computed <= seq.length, (
                 f"sequence {seq.id}: {seq.num_computed} computed of {seq.length} tokens"
             )
-            path = [t for n in self.path(seq) for k in n.keys for t in k]
-            assert path == seq.ids(0, seq.node.end), f"sequence {seq.id}: path and tokens differ"
+            ids = seq.ids(0, seq.node.end)
+            assert paths.get(seq.node) == ids, f"sequence {seq.id}: path and tokens differ"
         for node in self.nodes():
             size = self.block_size
             assert node.blocks and len(node.blocks) == len(node.keys)

@@ -24,7 +24,7 @@ from cotrt.params import SamplingParams
 from cotrt.plan import StepPlan
 from cotrt.runtime import Runtime
 from cotrt.stats import memory_stats, metrics
-from cotrt.testing import ScriptedModel, _groups_of_rows
+from cotrt.testing import ScriptedModel, _Paths
 
 VOCAB, EOS = 12, 0
 
@@ -60,6 +60,7 @@ class LoggedModel(ScriptedModel):
             rows and raises. None: any number.
         no_room_to_copy: the next copy raises MemoryError and copies nothing.
         num_shortages: how often one of the two happened.
+        logs: whether it does what its name says.
     """
 
     def __init__(self, next_probs: Callable[[list[int]], Any] = probs, **options: Any) -> None:
@@ -78,6 +79,7 @@ class LoggedModel(ScriptedModel):
         self.room: int | None = None
         self.no_room_to_copy = False
         self.num_shortages = 0
+        self.logs = True
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self.no_room_to_copy:
@@ -120,10 +122,12 @@ class LoggedModel(ScriptedModel):
         self.num_rows += len(step.input_ids)
         self.num_logits_rows += len(step.logits_rows)
         self.steps.append(step)
-        groups = _groups_of_rows(step.attention)
+        if not self.logs:
+            return logits
+        paths = _Paths(step.attention, self._kv)
         expected = self.expected() if self.expected is not None else None
         for row, slot in enumerate(step.slot_mapping.tolist()):
-            path = self._read(step.attention, groups[row], row)
+            path = paths.of(row)
             if expected is not None:
                 assert path == expected[row], (
                     f"row {row} sees {path}, its branch is {expected[row]}"
@@ -186,11 +190,13 @@ class Rig:
                 max_model_len=max_model_len,
             )
         self.checks = check
+        self.after_step: Callable[[], None] = lambda: None
         self.num_steps = 0
         self.last_step: Any = None
         self._schedule = self.scheduler.schedule
         self.scheduler.schedule = self._remember_step  # type: ignore[method-assign]
         if isinstance(self.model, LoggedModel):
+            self.model.logs = check
             self.model.expected = self._expected_paths
             self.model.on_load = self._check_load
 
@@ -201,11 +207,15 @@ class Rig:
     def _expected_paths(self) -> list[list[int]]:
         step = self.last_step
         owners = [entry.work.seq for entry in step.entries for _ in range(entry.num_rows)]
-        positions = step.plan.positions.tolist()
         for seq, slot in zip(owners, step.plan.slot_mapping.tolist(), strict=True):
             if slot >= 0:
                 self._check_write(seq, *divmod(slot, self.tree.block_size))
-        return [seq.ids(0, position + 1) for seq, position in zip(owners, positions, strict=True)]
+        positions, paths = step.plan.positions.tolist(), list[list[int]]()
+        for entry in step.entries:
+            rows = positions[entry.first_row : entry.first_row + entry.num_rows]
+            ids = entry.work.seq.ids(0, max(rows, default=-1) + 1)
+            paths += [ids[: position + 1] for position in rows]
+        return paths
 
     def _check_load(self, block: int) -> None:
         """Nobody sees the block that a record goes to before the step is over."""
@@ -242,6 +252,7 @@ class Rig:
             raise self.model.broken
         if self.engine.dead is not None:
             raise self.engine.dead
+        self.after_step()
         if self.checks:
             self.check()
         return more
@@ -268,6 +279,15 @@ class Rig:
             self.runtime.max_model_len,
         )
 
+    @property
+    def ahead(self) -> Any:
+        """The step that runs ahead of the device: none, but on a late one."""
+        return None
+
+    def is_ahead(self, seq: Any) -> bool:
+        """`seq` has a row in the step that runs ahead."""
+        return False
+
     # ---- laws ---------------------------------------------------------------------------------
 
     @property
@@ -284,19 +304,21 @@ class Rig:
         self.check_memory()
         if not isinstance(self.model, LoggedModel):
             return
+        contents = self._contents()
         for node in self.tree.nodes():
             for block, key in zip(node.blocks, node.keys):
-                assert tuple(self._content(block)) == key, f"sealed block {block} has changed"
+                assert tuple(contents[block]) == key, f"sealed block {block} has changed"
         for seq in self.scheduler.sequences:
             if seq.private_len:
-                tail = self._content(seq.private[0])[: seq.private_len]
+                tail = contents[seq.private[0]][: seq.private_len]
                 assert tail == seq.ids(seq.node.end, seq.num_computed), f"tail of {seq.id}"
             if not self.engine._in_flight and seq.work is None:
                 assert len(seq.private) <= 1, f"idle sequence {seq.id} holds {seq.private}"
         self.check_counts()
 
-    def _content(self, block: int) -> list[int]:
-        return self.model._kv[block].tolist()
+    def _contents(self) -> list[list[int]]:
+        """The tokens in each block."""
+        return self.model._kv.tolist()
 
     def check_memory(self) -> None:
         """What is empty of the slots in use is the rest of each tail, and no more.

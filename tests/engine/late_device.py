@@ -23,7 +23,7 @@ from cotrt.kernels.reference.candidates import BlockedLogits
 from cotrt.kernels.reference.sample import MIN_TEMPERATURE, Draws, sample_filtered, sample_plain
 from cotrt.plan import StepPlan, UInt8
 from cotrt.sampling.sampler import token_logprobs
-from cotrt.testing import ScriptedModel, _groups_of_rows
+from cotrt.testing import ScriptedModel, _Paths
 from cotrt.tree.work import WorkState
 
 POISON = -7
@@ -91,8 +91,8 @@ class LateDevice:
         try:
             values = call()
         except Exception as error:  # every operation behind it that needs its results fails too
-            for result in results:
-                result.error = error
+            for result in results:  # which do not keep the frames of whoever came to wait
+                result.error = error.with_traceback(None)
             return
         for result, value in zip(results, values or (), strict=True):
             result.value = value
@@ -229,8 +229,8 @@ class LateModel(LoggedModel):
                 [*path, token] for path, token in zip(run.before.paths, ids.tolist(), strict=True)
             ]
         logits = ScriptedModel.run(self, plan)
-        groups = _groups_of_rows(plan.attention)
-        run.paths = [self._read(plan.attention, groups[r], r) for r in range(len(plan.positions))]
+        paths = _Paths(plan.attention, self._kv)
+        run.paths = [paths.of(row) for row in range(len(plan.positions))]
         if expected is not None:
             assert run.paths == expected
         self.num_logits_rows += len(plan.logits_rows)
@@ -381,9 +381,14 @@ class LateRig(Rig):
                 elif tuple(run.paths[row]) not in self.model.computed:
                     raise AssertionError(f"row {row} takes KV that nobody has computed")
 
-    def _content(self, block: int) -> list[int]:
-        """What it holds, or will hold once a copy into it that waits on the device is made."""
-        return super()._content(self.model.waiting_copies.get(block, block))
+    def _contents(self) -> list[list[int]]:
+        """What blocks hold, or will hold once the copies that wait on the device are made."""
+        contents = super()._contents()
+        for target, source in [
+            (target, contents[source]) for target, source in self.model.waiting_copies.items()
+        ]:
+            contents[target] = source
+        return contents
 
     def check(self) -> None:
         flight = self.ahead

@@ -1,129 +1,78 @@
-"""Random programs without hypothesis, for millions of steps: drawn by seed, run, shrunk."""
+"""Random programs by number: drawn, run with all laws checked, shrunk where one breaks."""
 
 from __future__ import annotations
 
 import random
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
-from tree_program import PARAMS, TreeProgram
+from draws import verbs_of
+from engine_program import EngineProgram
 
-Draw = Callable[[random.Random], Any]
-
-
-def _number(pick: random.Random) -> int:
-    return pick.randrange(1 << 20)
-
-
-def _ids(pick: random.Random) -> list[int]:
-    return [pick.randint(1, 3) for _ in range(pick.randint(1, 24))]
-
-
-def _among(*values: Any) -> Draw:
-    return lambda pick: pick.choice(values)
-
-
-def _several(draw: Draw, least: int, most: int) -> Draw:
-    return lambda pick: [draw(pick) for _ in range(pick.randint(least, most))]
-
-
-def _options(pick: random.Random) -> list[list[int]]:
-    return [list(o) for o in dict.fromkeys(tuple(_ids(pick)) for _ in range(pick.randint(1, 3)))]
-
-
-_flag = _among(False, True)
-_where = {"when": _number, "pick": _number}
-
-MAKE: dict[str, Draw] = {
-    "num_blocks": _among(2, 3, 4, 6, 8, 12, 20, 64),
-    "block_size": _among(8, 16),
-    "max_num_seqs": _among(1, 2, 4, 256),
-    "budget": _among(1, 5, 16, 64, 2048),
-    "scored": _among(1, 3, 1024),
-    "match": _flag,
-    "ids": _ids,
-}
-
-# Each verb of TreeProgram: how often, and how its arguments are drawn.
-VERBS: dict[str, tuple[int, dict[str, Draw]]] = {
-    "root": (4, {"when": _number, "ids": _ids}),
-    "fork": (6, {**_where, "n": _among(1, 2, 3)}),
-    "fork_at": (3, {**_where, "at": _number}),
-    "extend": (5, {**_where, "ids": _ids}),
-    "truncate": (4, {**_where, "at": _number, "same": _flag}),
-    "generate": (9, {**_where, "params": _among(*PARAMS)}),
-    "generate_many": (5, {"when": _number, "picks": _several(_number, 2, 4), "params": _number}),
-    "submit": (
-        3,
-        {
-            "when": _number,
-            "prompts": _several(_ids, 1, 3),
-            "params": _among(*PARAMS),
-            "n": _among(1, 2, 3),
-        },
-    ),
-    "score": (4, {**_where, "options": _several(_ids, 1, 4)}),
-    "choose": (4, {**_where, "options": _options}),
-    "cancel": (3, _where),
-    "prune": (3, _where),
-    "close": (3, {**_where, "collect": lambda pick: pick.random() < 0.3}),
-    "reopen": (3, _where),
-    "keep": (2, {**_where, "seconds": _among(0, 1000)}),
-    "steps": (18, {"count": _among(1, 2, 3, 4, 5, 6)}),
-    "step_fails": (1, {}),
-    "memory_is_short": (
-        2,
-        {"room": _among(0, 1, 2, 5, 17), "copies": _flag, "count": _among(1, 2, 4, 8)},
-    ),
-    "logits_are_nan": (1, {"nan_of": _among(1, 3, 7), "count": _among(1, 2, 4)}),
-    "tokenizer_raises": (1, {"count": _among(1, 2, 4)}),
-}
-_STORM_IN = 4000  # one verb in so many is a storm of forks
+VERBS = verbs_of(EngineProgram)
 
 
 @dataclass
 class Program:
     """The arguments of `make`, and verbs with theirs; any of the verbs may be left out."""
 
-    make: dict[str, Any]
+    settings: dict[str, Any]
     verbs: list[tuple[str, dict[str, Any]]]
 
     def __str__(self) -> str:
-        lines = [f"make(**{self.make!r})"]
+        lines = [f"make(**{self.settings!r})"]
         lines += [f"{name}(**{arguments!r})" for name, arguments in self.verbs]
         return "\n".join(lines)
 
 
-def draw_program(seed: int, num_verbs: int) -> Program:
-    """The program of a seed."""
+@dataclass
+class Outcome:
+    """What a program came to.
+
+    Attributes:
+        num_verbs: its verbs; num_steps: the engine's steps, its twins' left out.
+        happened: how often what has happened.
+    """
+
+    num_verbs: int = 0
+    num_steps: int = 0
+    happened: Counter[str] = field(default_factory=Counter)
+
+
+def draw_program(seed: int, num_verbs: int, **settings: Any) -> Program:
+    """The program of a seed. Each has its own favourites among the verbs.
+
+    Args:
+        settings: in place of those that are drawn.
+    """
     pick = random.Random(seed)
-    names, weights = list(VERBS), [weight for weight, _ in VERBS.values()]
-    verbs = []
-    for name in pick.choices(names, weights, k=num_verbs):
-        if pick.randrange(_STORM_IN) == 0:
-            verbs.append(("storm", {"pick": _number(pick)}))
-        verbs.append((name, {key: draw(pick) for key, draw in VERBS[name][1].items()}))
-    return Program({key: draw(pick) for key, draw in MAKE.items()}, verbs)
+    drawn = EngineProgram.draw_settings(pick)
+    weights = [each.weight * pick.choice([0, 0.3, 1, 1, 3]) for each in VERBS.values()]
+    names = pick.choices(list(VERBS), weights, k=num_verbs)
+    verbs = [(name, VERBS[name].arguments(pick)) for name in names]
+    return Program({**drawn, **settings}, verbs)
 
 
-def run_program(program: Program) -> int:
+def run_program(program: Program) -> Outcome:
     """Run it, with all laws checked on the way.
-
-    Returns:
-        The engine's steps, beside the program's own.
 
     Raises:
         Exception: whatever law was broken.
     """
-    machine = TreeProgram()
-    machine.make(**program.make)
-    for name, arguments in program.verbs:
-        getattr(machine, name)(**arguments)
-    machine.teardown()
-    return machine.rig.num_steps
+    machine = EngineProgram()
+    try:
+        machine.make(**program.settings)
+        for name, arguments in program.verbs:
+            getattr(machine, name)(**arguments)
+        machine.teardown()
+        happened = machine.happened()
+        happened.update(name for name, _ in program.verbs)
+        return Outcome(len(program.verbs), machine.rig.num_steps, happened)
+    finally:
+        machine.dispose()
 
 
 def failure_of(program: Program) -> str | None:
@@ -141,7 +90,7 @@ def shrink(program: Program, seconds: float = 120) -> Program:
     while chunk:
         start, smaller = 0, False
         while start < len(program.verbs) and time.monotonic() < deadline:
-            left = Program(program.make, program.verbs[:start] + program.verbs[start + chunk :])
+            left = Program(program.settings, program.verbs[:start] + program.verbs[start + chunk :])
             if failure_of(left) is not None:
                 program, smaller = left, True
             else:
@@ -154,13 +103,3 @@ def shrink(program: Program, seconds: float = 120) -> Program:
 def law_of(failure: str) -> str:
     """The last line of a failure, which names the law."""
     return failure.strip().splitlines()[-1]
-
-
-__all__: Sequence[str] = (
-    "Program",
-    "draw_program",
-    "failure_of",
-    "law_of",
-    "run_program",
-    "shrink",
-)
