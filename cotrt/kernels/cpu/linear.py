@@ -40,7 +40,8 @@ class PackedWeight:
 
         Args:
             sources: ``[rows, k]`` each; float32, bfloat16 or float16.
-            dtype: float32 or bfloat16 to round to, or int8: one scale a row, symmetric.
+            dtype: float32 or bfloat16 to round to, or int8: one scale a row, symmetric. Some
+                instruction sets keep bfloat16 as int16 with a scale a row (docs/kernels.md).
             biases: ``[rows]`` each, or None.
             interleave: two sources, gate and up, for `silu_mul`.
             fixed_order: a row's bits do not depend on the other rows of a call.

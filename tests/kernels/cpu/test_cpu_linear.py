@@ -50,7 +50,8 @@ def test_any_shape(n: int, k: int, m: int, dtype: torch.dtype, with_bias: bool) 
     packed.add_to(x, added)
     assert torch.allclose(added, residual + found, atol=1e-6)
     row = packed.row(n - 1)
-    assert torch.allclose(row.double(), exact[n - 1], atol=1e-6)
+    # A bfloat16 weight may be kept in 15 bits of its row's largest.
+    assert (row - exact[n - 1]).abs().max() <= 1e-4 * exact[n - 1].abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -71,7 +72,7 @@ def test_many_rows_are_cut_into_chunks() -> None:
     weight, x, _ = made(2100, 256, 1700, torch.bfloat16, 0)
     found = PackedWeight([weight], dtype=torch.bfloat16)(x, torch.float32)
     expected = x.float() @ weight.float().T
-    assert torch.allclose(found, expected, atol=1e-4)
+    assert torch.allclose(found, expected, atol=2e-3)
 
 
 def test_sources_are_packed_one_under_the_other_and_cast() -> None:
@@ -84,7 +85,7 @@ def test_sources_are_packed_one_under_the_other_and_cast() -> None:
     assert torch.allclose(packed(x), x @ torch.cat(half).float().T, atol=1e-5)
     packed = PackedWeight(parts, dtype=torch.bfloat16)
     expected = x.bfloat16().float() @ torch.cat(parts).bfloat16().float().T
-    assert torch.allclose(packed(x.bfloat16(), torch.float32), expected, atol=1e-4)
+    assert torch.allclose(packed(x.bfloat16(), torch.float32), expected, atol=5e-3)
 
 
 def test_half_precision_values_are_exact() -> None:
@@ -116,10 +117,45 @@ def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype) -> None:
     assert not found[[2, 7]].isfinite().any()
 
 
-@pytest.mark.parametrize("k", [2, 576, 4864, 18944])
-def test_int8_sums_of_the_largest_values_do_not_overflow(k: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("k", [2, 64, 576, 4864, 18944])
+def test_sums_of_the_largest_values_do_not_overflow(k: int, dtype: torch.dtype) -> None:
     weight, x = torch.ones(32, k), torch.full((3, k), 3.0)
     weight[1], x[1], x[2] = -1.0, -3.0, 0.0
-    found = PackedWeight([weight], dtype=torch.int8)(x.bfloat16(), torch.float32)
+    found = PackedWeight([weight], dtype=dtype)(x.bfloat16(), torch.float32)
     expected = x.double() @ weight.double().T
     assert torch.allclose(found.double(), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("outlier", [1.0, 30.0, 1000.0])
+def test_bfloat16_products_lose_less_than_rows_rounded_to_bfloat16(outlier: float) -> None:
+    weight, _, _ = made(96, 576, 1, torch.bfloat16, 0)
+    x = torch.randn(50, 576, generator=torch.Generator().manual_seed(1)) ** 3
+    x[:, 100] *= outlier
+    rounded = x.bfloat16()
+    exact = weight.double().T
+    found = PackedWeight([weight], dtype=torch.bfloat16)(rounded, torch.float32)
+    ours = (found - rounded.double() @ exact).square().mean().sqrt()
+    rounding = ((rounded.double() - x.double()) @ exact).square().mean().sqrt()
+    assert ours < 0.5 * rounding
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_shows_in_its_output_alone(bad: float) -> None:
+    weight, x, _ = made(70, 96, 9, torch.bfloat16, 0)
+    clean = PackedWeight([weight], dtype=torch.bfloat16)(x, torch.float32)
+    weight[40, 3] = bad
+    found = PackedWeight([weight], dtype=torch.bfloat16)(x, torch.float32)
+    assert not found[:, 40].isfinite().any()
+    rest = [i for i in range(70) if i != 40]
+    assert torch.equal(found[:, rest], clean[:, rest])
+
+
+def test_rows_and_weights_of_zeros_and_of_tiny_values() -> None:
+    weight, x, _ = made(40, 128, 5, torch.bfloat16, 0)
+    weight[3], weight[4] = 0.0, 1e-38
+    x[1], x[2, :64], x[3] = 0.0, 1e-38, 1e-20
+    found = PackedWeight([weight], dtype=torch.bfloat16)(x, torch.float32)
+    expected = x.double() @ weight.double().T
+    assert found.isfinite().all()
+    assert (found - expected).abs().amax(1).le(1e-3 * expected.abs().amax(1) + 1e-30).all()

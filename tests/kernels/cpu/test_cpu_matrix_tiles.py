@@ -30,8 +30,9 @@ def test_rows_and_outputs_at_the_edges_of_tiles(dtype: torch.dtype, k: int) -> N
         packed = PackedWeight([weight], dtype=dtype)
         rows = torch.stack([packed.row(i) for i in range(n)]).double()
         expected = x.double() @ rows.T
-        # Rows beside int8 weights are rounded to int16 where there are no products of bfloat16.
-        tolerance = (1e-5 if dtype == torch.bfloat16 else 3e-4) * float(expected.abs().max())
+        # Rows are rounded to int16 where there are no products of bfloat16 pairs.
+        exact = dtype == torch.bfloat16 and native.isa() != "avx2"
+        tolerance = (1e-5 if exact else 3e-4) * float(expected.abs().max())
         for m in (1, 4, 5, 15, 16, 17, 18, 31, 32, 33, 47, 48, 49, 64, 65, 81, 97):
             found = packed(x[:m], torch.float32)
             assert (found - expected[:m]).abs().max() < tolerance, (n, m)

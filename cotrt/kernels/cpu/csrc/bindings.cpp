@@ -315,12 +315,14 @@ NB_MODULE(_native, m) {
             }
             if (row_type == DType::kInt16) {
               integers.reserve(size_t(m) * self.k() * 2);
-              scale.reserve(size_t(m) * 4);
+              const int groups = num_scale_groups(self.k());
+              scale.reserve(size_t(m) * groups * 4);
               k.quantise_rows(a.x, a.x_stride, self.k(), self.int16_limit(), integers.data(),
-                              ptrdiff_t(self.k()) * 2, scale.as<float>(), 0, m);
+                              ptrdiff_t(self.k()) * 2, scale.as<float>(), groups, 0, m);
               a.x = integers.data();
               a.x_stride = ptrdiff_t(self.k()) * 2;
               a.x_scale = scale.as<float>();
+              a.x_scale_stride = groups;
             }
             a.y = address<char>(y);
             a.y_stride = y_stride;

@@ -121,7 +121,8 @@ void DecoderStack::reserve(const StackStep& step) {
   if (quantises_) {
     const int widest = max_int(max_int(s.hidden_size, q_size), s.intermediate_size);
     quantised_.reserve(t, int64_t(widest) * element_bytes(DType::kInt16));
-    row_scale_.reserve(size_t(t) * 4);
+    scale_stride_ = num_scale_groups(widest);
+    row_scale_.reserve(size_t(t) * size_t(scale_stride_) * 4);
   }
   scratch_.reserve(pool_->num_threads(), int64_t(step.plan->group_rows.size()), s.num_q_heads,
                    s.head_dim);
@@ -213,6 +214,7 @@ LinearArgs DecoderStack::linear_args(const Phase& p) const {
     const Rows& r = quantises_ ? quantised_ : rows;
     a.x = r.at(), a.x_stride = r.stride;
     a.x_scale = quantises_ ? row_scale_.as<float>() : nullptr;
+    a.x_scale_stride = scale_stride_;
   };
   const auto to = [&](const Rows& r, DType type, Epilogue epilogue) {
     a.y = r.at(), a.y_stride = r.stride, a.y_type = type, a.epilogue = epilogue;
@@ -302,7 +304,7 @@ void DecoderStack::norm_rows(const Phase& p, int row0, int row1) const {
 
 void DecoderStack::quantise_rows(const PackedLinear& w, const Rows& from, int row0, int row1) const {
   kernels().quantise_rows(from.at(), from.stride, w.k(), w.int16_limit(), quantised_.at(),
-                          quantised_.stride, row_scale_.as<float>(), row0, row1);
+                          quantised_.stride, row_scale_.as<float>(), scale_stride_, row0, row1);
 }
 
 void DecoderStack::run(int phase, int chunk, int thread) {

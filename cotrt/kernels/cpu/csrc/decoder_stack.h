@@ -118,9 +118,10 @@ class DecoderStack final : private Work {
   std::unique_ptr<LinearChunks> chunks_;
   Rows residual_, x_, qkv_, q_, attended_, act_;
   DType row_type_;         // of x, q, attended and act
-  bool quantises_ = false;  // what goes into a linear is first made int16, with a scale a row
+  bool quantises_ = false;  // what goes into a linear is first made int16, with scales
   Rows quantised_;
-  AlignedBuffer row_scale_;
+  AlignedBuffer row_scale_;  // [rows][scale_stride_]
+  ptrdiff_t scale_stride_ = 0;
   // The last layer goes on with the rows that have logits only.
   Rows selected_residual_, selected_;
   bool selecting_ = false;

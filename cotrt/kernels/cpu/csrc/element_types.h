@@ -57,19 +57,22 @@ struct Bf16Type : F32Type {
   static inline F load_element(const char* p) { return load_bf16((const bf16*)p); }
   static inline void store_element(char* p, F a) { store_bf16((bf16*)p, a); }
 };
-#if defined(COTRT_AVX2)
-// int8 weights beside rows of int16 (quantise_rows): exact sums in int32, 16 products an
-// instruction where float32 has 8.
-struct Int8Type {
+#if defined(COTRT_INTEGER_PRODUCTS)
+// Weights beside rows of int16 (quantise_rows), for scaled_tile.h: exact sums in int32, 16 products
+// an instruction where float32 has 8.
+struct Int16Type {
   using Acc = Step;
   static constexpr int kPerStep = 2, kParts = 1, kRowStepBytes = 4;
   static inline Step zero_acc() { return zero_int32(); }
   template <int>
-  static inline Step weights(const char* p) { return load_int8_pairs(p); }
+  static inline Step weights(const char* p) { return load_steps(p); }
   static inline Step row(const char* p) { return broadcast_step(p); }
   static inline Step dot(Step acc, Step w, Step x) { return dot_int16(acc, w, x); }
 };
-inline void store(float* p, Step x) { store(p, to_float(x)); }
+struct Int8Type : Int16Type {
+  template <int>
+  static inline Step weights(const char* p) { return load_int8_pairs(p); }
+};
 #else
 struct Int8Type : Bf16Type {
   template <int kHalf>
@@ -82,11 +85,18 @@ inline DType row_type(DType weights) {
   if (weights == DType::kFloat32) return DType::kFloat32;
 #if defined(COTRT_AVX512) || defined(COTRT_EMULATED_PAIRS)
   return DType::kBFloat16;
-#elif defined(COTRT_AVX2)
-  return weights == DType::kInt8 ? DType::kInt16 : DType::kFloat32;
+#elif defined(COTRT_INTEGER_PRODUCTS)
+  return weights == DType::kInt8 || weights == DType::kInt16 ? DType::kInt16 : DType::kFloat32;
 #else
   return DType::kFloat32;
 #endif
+}
+
+inline DType packed_type(DType asked) {
+#if defined(COTRT_INTEGER_PRODUCTS)
+  if (asked == DType::kBFloat16) return DType::kInt16;
+#endif
+  return asked;
 }
 
 inline void store_as(char* p, DType type, F a) {

@@ -13,10 +13,9 @@ static void finish_tile(const LinearArgs& a, const float* c, ptrdiff_t c_stride,
   }
   const int y_bytes = a.y_type == DType::kFloat32 ? 4 : 2;
   for (int m = 0; m < rows; ++m) {
-    const F row_scale = set1(a.x_scale ? a.x_scale[row0 + m] : 1.f);
     F v[2];
     for (int j = 0; j < 2; ++j)
-      v[j] = fma(mul(load(c + m * c_stride + j * kLanes), row_scale), scale[j], bias[j]);
+      v[j] = fma(load(c + m * c_stride + j * kLanes), scale[j], bias[j]);
     char* y = a.y + (row0 + m) * a.y_stride;
     if (a.epilogue == Epilogue::kSiluMul) {
       store_as(y + ptrdiff_t(panel) * kLanes * y_bytes, a.y_type, mul(silu(v[0]), v[1]));

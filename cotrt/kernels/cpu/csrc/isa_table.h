@@ -14,6 +14,7 @@ namespace COTRT_ISA {
 
 #include "simd.h"
 #include "tile.h"
+#include "scaled_tile.h"
 #include "epilogue.h"
 #include "linear.h"
 #include "attention_keys.h"
@@ -23,10 +24,10 @@ namespace COTRT_ISA {
 #include "sample.h"
 
 static const KernelTable kTable = {
-    COTRT_ISA_NAME,  kTileRows,      kProductsPerNs, 1,   row_type,
-    linear,          quantise_rows,  unpack_row, attention,
-    attention_merge, rope_and_write, write_kv, rms_norm, silu_mul,
-    block_maxima,    exp_sum,        sum_at_least, race,
+    COTRT_ISA_NAME, kTileRows,     kProductsPerNs, 1,               packed_type,
+    row_type,       linear,        quantise_rows,  unpack_row,      attention,
+    attention_merge, rope_and_write, write_kv,     rms_norm,        silu_mul,
+    block_maxima,   exp_sum,       sum_at_least,   race,
 };
 
 }  // namespace COTRT_ISA

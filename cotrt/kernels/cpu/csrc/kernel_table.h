@@ -22,8 +22,9 @@ struct LinearArgs {
   const char* next;    // weights that will probably be read after these, or null
   const char* x;       // [m] rows of row_type(weight_type), x_stride bytes apart
   ptrdiff_t x_stride;
-  const float* x_scale;  // [m] of int16 rows, else null
-  const float* scale;  // [n] of int8 weights, else null
+  const float* x_scale;  // of int16 rows one a kScaleGroup of inputs, else null
+  ptrdiff_t x_scale_stride;  // floats from a row's scales to the next's
+  const float* scale;  // [n] of int8 and int16 weights, else null
   const float* bias;   // [n] or null; interleaved as the lanes are
   Epilogue epilogue;
   char* y;  // [m] rows, y_stride bytes apart
@@ -123,16 +124,21 @@ struct KernelTable {
   int max_tile_rows;    // rows that one register tile holds
   int products_per_ns;  // about, of one core at bf16: how much makes a chunk of work
   int job_row_unit;     // stacked rows by which attention is best cut
+  // What weights that are asked for as a type are packed as: int16 for bf16 where integers are
+  // multiplied faster, else what was asked for.
+  DType (*packed_type)(DType asked);
   // What rows beside weights (or K and V) of a type are: float32, bf16, or int16 from
   // quantise_rows.
   DType (*row_type)(DType weights);
 
   // Rows [m0, m1) times panels [panel0, panel1).
   void (*linear)(const LinearArgs&, int m0, int m1, int panel0, int panel1);
-  // Float32 rows as int16 times a scale a row, |y| <= limit. A row that is not finite gets a NaN
-  // for its scale. Null where no row_type is int16.
+  // Float32 rows as int16, |y| <= limit, times a scale every kScaleGroup inputs. A group that is
+  // not finite gets a NaN for its scale, one below 1e-30 counts as 0. Null where no row_type is
+  // int16.
   void (*quantise_rows)(const char* x, ptrdiff_t x_stride, int k, int limit, char* y,
-                        ptrdiff_t y_stride, float* scale, int row0, int row1);
+                        ptrdiff_t y_stride, float* scale, ptrdiff_t scale_stride, int row0,
+                        int row1);
   // One embedding row out of a packed linear, as float32.
   void (*unpack_row)(const char* weight, DType type, int k, const float* scale, int64_t row,
                      float* out);

@@ -9,6 +9,8 @@
 //                  One panel of 32 outputs is one sequential stream of 128 bytes a step.
 //                  int8: the same order with 1 byte an element; a step of 16 lanes is 16 bytes of
 //                  the even k's, then 16 bytes of the odd k's.
+//                  int16: as bf16, with a scale an output. The rows beside it have a scale every
+//                  kScaleGroup inputs.
 //                  gate/up pairs are interleaved by 16: lanes 0-15 of panel j are gate rows
 //                  16j.., lanes 16-31 up rows 16j.., so that silu(gate)*up needs no second pass.
 //   K block        [kv head][tokens/16][D steps][16 tokens] k steps: tokens across lanes, a score
@@ -28,6 +30,10 @@ constexpr int kLanes = 16;
 constexpr int kPanel = 32;  // outputs a panel of a packed linear
 constexpr int kStepBytes = 4;
 constexpr int kLaneGroupBytes = kLanes * kStepBytes;  // 64
+
+// Inputs whose products are summed in int32 before they are scaled and added in float32.
+constexpr int kScaleGroup = 64;
+constexpr int num_scale_groups(int k) { return (k + kScaleGroup - 1) / kScaleGroup; }
 
 // Elements in one k step.
 inline int step_elements(DType t) { return t == DType::kFloat32 ? 1 : 2; }

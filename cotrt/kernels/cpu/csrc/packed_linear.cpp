@@ -53,12 +53,16 @@ void read_row(const void* source, DType type, int64_t offset, int k, float* out)
 }  // namespace
 
 PackedLinear::PackedLinear(int n, int k, DType type, bool interleave)
-    : n_(n), k_(k), num_panels_(ceil_div(n, kPanel)), type_(type), interleave_(interleave) {
+    : n_(n),
+      k_(k),
+      num_panels_(ceil_div(n, kPanel)),
+      type_(kernels().packed_type(type)),
+      interleave_(interleave) {
   if (n <= 0 || k <= 0) throw std::invalid_argument("a linear needs rows and columns");
   if (type != DType::kFloat32 && k % 2) throw std::invalid_argument("k must be even");
   if (interleave && n % kPanel) throw std::invalid_argument("gate and up need multiples of 16 rows");
-  data_ = WeightMemory(size_t(num_panels_) * packed_panel_bytes(type, k));
-  if (type == DType::kInt8) scale_.reserve(size_t(num_panels_) * kPanel * 4);
+  data_ = WeightMemory(size_t(num_panels_) * packed_panel_bytes(type_, k));
+  if (type_ == DType::kInt8 || type_ == DType::kInt16) scale_.reserve(size_t(num_panels_) * kPanel * 4);
 }
 
 int PackedLinear::lane_of(int row) const {
@@ -93,6 +97,10 @@ void PackedLinear::fill(int row0, int rows, const void* source, DType source_typ
           const uint16_t x = round_bf16(row[i]);
           std::memcpy(to + (int64_t(i / 2) * kPanel + in_panel) * 4 + (i % 2) * 2, &x, 2);
         }
+      } else if (type_ == DType::kInt16) {
+        if (source_type != DType::kBFloat16)
+          for (float& x : row) x = as_float(uint32_t(round_bf16(x)) << 16);
+        fill_int16(row.data(), lane);
       } else {
         float most = 0.f;
         for (int i = 0; i < k; ++i) most = std::fmax(most, std::fabs(row[i]));
@@ -105,6 +113,33 @@ void PackedLinear::fill(int row0, int rows, const void* source, DType source_typ
       }
     }
   });
+}
+
+// As int16 times the smallest scale with which no sum over kScaleGroup inputs leaves int32.
+void PackedLinear::fill_int16(const float* row, int lane) {
+  // |sum of w x| <= kRowLimit * sum of |w|, where rounding may add a half to each.
+  constexpr float kMostSum = 2147483647.f / kRowLimit - kScaleGroup / 2 - 64;
+  float most = 0.f, densest = 0.f, all = 0.f;
+  for (int i = 0; i < k_; i += kScaleGroup) {
+    float sum = 0.f;
+    for (int j = i; j < min_int(k_, i + kScaleGroup); ++j) {
+      most = std::fmax(most, std::fabs(row[j]));
+      sum += std::fabs(row[j]);
+    }
+    densest = std::fmax(densest, sum);
+    all += sum;
+  }
+  const float scale = std::fmax(most / 32767.f, densest / kMostSum);
+  const bool finite = std::isfinite(all), some = finite && scale > 1e-36f;
+  // What is not finite must show: all of the output becomes NaN.
+  scale_.as<float>()[lane] = some ? scale : finite ? 0.f : NAN;
+  const float inverse = some ? 1.f / scale : 0.f;
+  char* to = data_.data() + int64_t(lane / kPanel) * packed_panel_bytes(type_, k_) + lane % kPanel * 4;
+  for (int i = 0; i < k_; i += 2) {
+    int16_t pair[2];
+    for (int j = 0; j < 2; ++j) pair[j] = some ? int16_t(std::lrintf(row[i + j] * inverse)) : 0;
+    std::memcpy(to + int64_t(i / 2) * kPanel * 4, pair, 4);
+  }
 }
 
 void PackedLinear::fill_bias(int row0, int rows, const float* bias) {
@@ -123,7 +158,7 @@ LinearArgs PackedLinear::args() const {
   a.weight_type = type_;
   a.n = n_;
   a.k = k_;
-  a.scale = type_ == DType::kInt8 ? scale_.as<float>() : nullptr;
+  a.scale = scale_.as<float>();
   a.bias = bias_.as<float>();
   return a;
 }

@@ -12,7 +12,8 @@ namespace cotrt {
 
 class PackedLinear {
  public:
-  // type: float32, bf16 or int8 (one scale an output). interleave: n is 2 I, gate rows then up.
+  // type: float32, bf16 (packed as KernelTable::packed_type says) or int8; int8 and int16 have one
+  // scale an output. interleave: n is 2 I, gate rows then up.
   PackedLinear(int n, int k, DType type, bool interleave);
 
   // Packs rows [row0, row0 + rows) from row-major [rows, k] memory of the given type. Each row is
@@ -26,13 +27,17 @@ class PackedLinear {
   int k() const { return k_; }
   DType type() const { return type_; }
   int num_panels() const { return num_panels_; }
-  // The largest int16 activation with which sums over k stay within int32.
-  int int16_limit() const { return int(min_int(32767, int(2147483647ll / (127ll * k_)))); }
+  // The largest int16 activation with which sums over kScaleGroup inputs stay within int32.
+  int int16_limit() const { return type_ == DType::kInt8 ? 32767 : kRowLimit; }
   int64_t bytes() const { return num_panels_ * packed_panel_bytes(type_, k_); }
   // Weight, bias and scale set; the caller adds rows and epilogue.
   LinearArgs args() const;
 
  private:
+  // Of rows beside int16 weights: 14 bits with the sign leave about 15 to the weights.
+  static constexpr int kRowLimit = 8191;
+
+  void fill_int16(const float* row, int lane);
   int lane_of(int row) const;  // where a row of the weight lies among the lanes
 
   int n_, k_, num_panels_;

@@ -150,36 +150,47 @@ static void rope_and_write(const RopeArgs& a, int row0, int row1) {
     rope_and_write_typed<Bf16Type>(a, row0, row1);
 }
 
-#if defined(COTRT_AVX2)
-static void quantise_rows(const char* x, ptrdiff_t x_stride, int k, int limit, char* y,
-                          ptrdiff_t y_stride, float* scale, int row0, int row1) {
+#if defined(COTRT_INTEGER_PRODUCTS)
+// n values as int16 of at most `limit` times the scale that is returned.
+static inline __attribute__((always_inline)) float quantise_group(const float* from, int n,
+                                                                  int limit, int16_t* to) {
   const F sign = set1(-0.f);
+  F most = zero(), poison = zero();  // the latter 0, or NaN where a value is not finite
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F v = load(from + i);
+    most = max(and_not(sign, v), most);
+    poison = fma(v, zero(), poison);
+  }
+  float top = reduce_max(most), bad = reduce_add(poison);
+  for (int j = i; j < n; ++j) {
+    const float v = from[j] < 0.f ? -from[j] : from[j];
+    top = v > top ? v : top;
+    bad += v * 0.f;
+  }
+  const float factor = top > 1e-30f && bad == 0.f ? float(limit) / top : 0.f;
+  const F vf = set1(factor);
+  for (i = 0; i + kLanes <= n; i += kLanes) store_int16(to + i, mul(load(from + i), vf));
+  for (; i < n; ++i) to[i] = int16_t(_mm_cvtss_si32(_mm_set_ss(from[i] * factor)));
+  return bad == 0.f ? (factor > 0.f ? top / float(limit) : 0.f) : bad;
+}
+
+static void quantise_rows(const char* x, ptrdiff_t x_stride, int k, int limit, char* y,
+                          ptrdiff_t y_stride, float* scale, ptrdiff_t scale_stride, int row0,
+                          int row1) {
   for (int r = row0; r < row1; ++r) {
     const float* from = (const float*)(x + r * x_stride);
     int16_t* to = (int16_t*)(y + r * y_stride);
-    F most = zero(), poison = zero();  // the latter 0, or NaN where a value is not finite
+    float* s = scale + r * scale_stride;
     int i = 0;
-    for (; i + kLanes <= k; i += kLanes) {
-      const F v = load(from + i);
-      most = max(and_not(sign, v), most);
-      poison = fma(v, zero(), poison);
-    }
-    float top = reduce_max(most), bad = reduce_add(poison);
-    for (int j = i; j < k; ++j) {
-      const float v = from[j] < 0.f ? -from[j] : from[j];
-      top = v > top ? v : top;
-      bad += v * 0.f;
-    }
-    scale[r] = top / float(limit) + bad;
-    const float factor = top > 0.f && bad == 0.f ? float(limit) / top : 0.f;
-    const F vf = set1(factor);
-    for (i = 0; i + kLanes <= k; i += kLanes) store_int16(to + i, mul(load(from + i), vf));
-    for (; i < k; ++i) to[i] = int16_t(_mm_cvtss_si32(_mm_set_ss(from[i] * factor)));
+    for (; i + kScaleGroup <= k; i += kScaleGroup)
+      *s++ = quantise_group(from + i, kScaleGroup, limit, to + i);
+    if (i < k) *s = quantise_group(from + i, k - i, limit, to + i);
   }
 }
 #else  // no linear here takes int16 rows
-constexpr void (*quantise_rows)(const char*, ptrdiff_t, int, int, char*, ptrdiff_t, float*, int,
-                                int) = nullptr;
+constexpr void (*quantise_rows)(const char*, ptrdiff_t, int, int, char*, ptrdiff_t, float*,
+                                ptrdiff_t, int, int) = nullptr;
 #endif
 
 // x [rows][gate n, up n] -> y [rows][n].

@@ -119,6 +119,6 @@ inline void store_int16(int16_t* p, F x) {
 }
 constexpr int kTileRows = 6, kTileGroups = 1;
 constexpr int kWideTileRows = 2, kWideTileGroups = 2;
-constexpr int kProductsPerNs = 45;
+constexpr int kProductsPerNs = 75;
 // One: a row's sum has the same order whatever tile it is in, and memory bounds lone rows anyway.
 constexpr int tile_copies(int, int) { return 1; }

@@ -21,6 +21,9 @@ struct TileArgs {
   // Of matrix tiles alone (matrix_tile.h).
   const char* x_tail = nullptr;  // the last steps of x where they are no multiple of 16
   int second_row = 16;           // first row of the second tile of rows
+  // Of scaled tiles alone (scaled_tile.h).
+  const float* x_scale = nullptr;  // of the first row
+  ptrdiff_t x_scale_stride = 0;    // floats from a row to the next
 };
 
 // One part of a step: a lane group's weights times every row's element.
