@@ -62,8 +62,8 @@ class EngineConfig:
         max_num_batched_tokens: tokens that one step computes at most.
         enable_prefix_caching: whether a new prompt is matched against KV computed before.
         attention_backend: "auto", "reference", "cpu" or "triton".
-        deterministic: True: logits of equal tokens are equal to the bit, whatever else runs (CPU
-            only).
+        deterministic: True: logits of equal tokens are equal to the bit, whatever else runs; on
+            a GPU with the Triton kernels.
         enforce_eager: True never captures CUDA graphs.
         logprobs_mode: "raw" (before penalties, masks and temperature) or "processed".
 
@@ -271,11 +271,6 @@ class EngineConfig:
                 f"gpu_memory_utilization={self.gpu_memory_utilization} both size the KV pool; "
                 "give one of them"
             )
-        if self.attention_backend == "triton" and self.deterministic:
-            raise InvalidRequestError(
-                'deterministic=True with attention_backend="triton" is not in this version; use '
-                '"auto"'
-            )
         if self.device == "cpu":
             self.check_device("cpu")
         if self.device.startswith("cuda"):
@@ -328,10 +323,11 @@ class EngineConfig:
                 raise InvalidRequestError(
                     f'attention_backend="cpu" on device "{device}": use "auto" or "triton"'
                 )
-            if self.deterministic:
+            if self.deterministic and self.attention_backend == "reference":
                 raise InvalidRequestError(
-                    f'deterministic=True on device "{device}" is not in this version; use '
-                    'device="cpu", or leave it False: draws do not depend on the batch even so'
+                    f'deterministic=True with attention_backend="reference" on device "{device}" '
+                    'is not in this version; use "auto" or "triton": products of plain torch '
+                    "depend on the batch there"
                 )
             return
         if self.swap_space is not None and not getattr(self.model, "has_device_memory", False):

@@ -42,6 +42,7 @@ class Job:
     aligned: tuple[str, ...]  # integers that are multiples of 16 in real launches
     num_warps: int = 4
     num_stages: int = 3
+    fuses: bool = True  # products and sums may be one instruction
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,78 @@ def attention_jobs(quick: bool) -> list[Job]:
     return jobs
 
 
+def deterministic_jobs(quick: bool) -> list[Job]:
+    import torch
+
+    from cotrt.kernels.triton.fixed_chunks import (
+        attend_chunks_constants,
+        fixed_variant,
+        merge_chunks_constants,
+    )
+    from cotrt.kernels.triton.fixed_rows import linear_constants, tile_for
+
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+    bf16, fp16, fp32 = names
+    shapes: list[tuple[int, int, int, Any]] = [(128, 4, 16, bf16)]  # head_dim, heads, block, dtype
+    if not quick:
+        shapes += [(head_dim, 4, 16, bf16) for head_dim in (64, 80, 96, 256)]
+        shapes += [(head_dim, 4, 16, fp16) for head_dim in (64, 128)]
+        shapes += [(head_dim, 4, 16, fp32) for head_dim in (64, 80, 96, 128, 256)]
+        shapes += [(128, heads, 16, bf16) for heads in (1, 3, 7, 8, 16)]
+        shapes += [(128, 4, block, bf16) for block in (8, 32, 64, 128, 256)]
+    jobs = []
+    for head_dim, heads, block, dtype in shapes:
+        variant = fixed_variant(head_dim, heads, block, dtype)
+        pointer = f"*{names[dtype]}"
+        types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), pointer)
+        types |= dict.fromkeys(("partial_ptr", "state_ptr"), "*fp32") | {"qk_scale": "fp32"}
+        jobs.append(
+            Job(
+                "chunk_kernel:attend_chunks_kernel",
+                f"attend_chunks {names[dtype]} {variant.name}",
+                types,
+                attend_chunks_constants(variant, dtype),
+                ("stride",),
+                variant.num_warps,
+                variant.num_stages,
+                fuses=False,
+            )
+        )
+        if (heads, block) == (4, 16) and (dtype == bf16 or head_dim == 128):
+            types = {"partial_ptr": "*fp32", "state_ptr": "*fp32", "out_ptr": pointer}
+            jobs.append(
+                Job(
+                    "chunk_kernel:merge_chunks_kernel",
+                    f"merge_chunks {names[dtype]} d{head_dim}",
+                    types,
+                    merge_chunks_constants(head_dim),
+                    ("stride",),
+                    2,
+                    fuses=False,
+                )
+            )
+    for dtype in (bf16,) if quick else (bf16, fp16, fp32):
+        tiles = {tile_for(n, dtype): None for n in (512, 2048, 8192)}
+        for tile in tiles:
+            for has_bias in (False,) if quick else (False, True):
+                types = dict.fromkeys(
+                    ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), f"*{names[dtype]}"
+                )
+                name = f"linear {names[dtype]} {tile.rows}x{tile.outputs}x{tile.inputs}"
+                jobs.append(
+                    Job(
+                        "fixed_rows:fixed_linear_kernel",
+                        name + (" with bias" if has_bias else ""),
+                        types,
+                        linear_constants(tile, dtype, has_bias),
+                        ("num_outputs", "num_inputs"),
+                        tile.num_warps,
+                        tile.num_stages,
+                    )
+                )
+    return jobs
+
+
 def small_jobs(quick: bool) -> list[Job]:
     from cotrt.kernels.triton.rms_norm import num_warps_for
     from cotrt.kernels.triton.sample import BLOCK, CANDIDATES
@@ -140,7 +213,14 @@ def small_jobs(quick: bool) -> list[Job]:
     sizes = {"CANDIDATES": CANDIDATES, "BLOCK": BLOCK}
     jobs += [
         Job("sample_kernel:sample_kernel", "sample", draws, sizes, ("stride",), 8),
-        Job("penalties:penalties_kernel", "penalties", draws, {"BLOCK": 256}, ("stride",)),
+        Job(
+            "penalties:penalties_kernel",
+            "penalties",
+            draws,
+            {"BLOCK": 256},
+            ("stride",),
+            fuses=False,
+        ),
         Job("penalties:count_kernel", "count drawn tokens", draws, {"BLOCK": 256}, ()),
     ]
     for dtype in ("bf16",) if quick else ("bf16", "fp16", "fp32"):
@@ -198,6 +278,10 @@ def small_jobs(quick: bool) -> list[Job]:
     return jobs
 
 
+def all_jobs(quick: bool) -> list[Job]:
+    return attention_jobs(quick) + deterministic_jobs(quick) + small_jobs(quick)
+
+
 def compile_one(job: Job, capability: int) -> Result:
     import importlib
 
@@ -220,6 +304,7 @@ def compile_one(job: Job, capability: int) -> Result:
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+    options["enable_fp_fusion"] = job.fuses
     try:
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     except Exception as error:  # a table of all failures says more than the first
@@ -260,7 +345,7 @@ def main() -> int:
     if os.environ.pop("TRITON_INTERPRET", None):
         print("TRITON_INTERPRET is set aside: interpreted kernels cannot be compiled")
     begin = time.perf_counter()
-    jobs = attention_jobs(options.quick) + small_jobs(options.quick)
+    jobs = all_jobs(options.quick)
     keys = [(job, capability) for job in jobs for capability in LIMITS]
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(options.workers, context) as pool:

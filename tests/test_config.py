@@ -171,8 +171,7 @@ def test_refused(options: dict[str, Any], message: str) -> None:
     [
         {"trust_remote_code": True},
         {"kv_cache_dtype": "fp8"},
-        {"deterministic": True, "device": "cuda"},
-        {"deterministic": True, "attention_backend": "triton"},
+        {"deterministic": True, "device": "cuda", "attention_backend": "reference"},
     ],
 )
 def test_what_is_not_built_is_refused_with_a_way_out(options: dict[str, Any]) -> None:

@@ -124,6 +124,7 @@ class Decoder:
         backend_name: of the kernels it runs on.
         plan_options: the attention planner's cost constants for these kernels and heads.
         kv_shape: layout of records (`read_blocks`); fingerprint: set by the loader.
+        in_chunks: its attention plans are deterministic ones.
         graphs: of decode steps, after `warm_up` on a GPU; else None.
         is_asynchronous: steps are enqueued and run behind the host; `sample` draws then.
     """
@@ -137,6 +138,7 @@ class Decoder:
         backend: Backend,
         *,
         max_model_len: int | None = None,
+        in_chunks: bool = False,
     ) -> None:
         self.config = config
         self.weights = weights
@@ -145,6 +147,7 @@ class Decoder:
         self.dtype = weights.embed.dtype
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len or config.max_model_len
+        self.in_chunks = in_chunks
         self.kv_bytes_per_token = 2 * config.num_layers * config.kv_size * self.dtype.itemsize
         self.kv_shape = KVShape(
             config.num_layers,
@@ -218,6 +221,7 @@ class Decoder:
             config.head_dim,
             self.dtype,
             self.device,
+            in_chunks=self.in_chunks,
         )
         return StepGraphs(
             self.forward,

@@ -134,6 +134,7 @@ def load(
                 attention_backend,
                 quantization,
                 length,
+                block_size,
                 deterministic,
                 bar.update,
             )
@@ -176,6 +177,7 @@ def _build(
     requested: str,
     quantization: str | None,
     max_model_len: int,
+    block_size: int,
     deterministic: bool,
     progress: Callable[[int], None],
 ) -> Decoder | NativeDecoder:
@@ -217,9 +219,8 @@ def _build(
     if deterministic:
         from .deterministic import deterministic_backend
 
-        assert backend.name == "reference" and device == "cpu", "EngineConfig refuses the others"
-        backend = deterministic_backend(backend, config, weights)
-    return Decoder(config, weights, backend, max_model_len=max_model_len)
+        backend = deterministic_backend(backend, config, weights, block_size)
+    return Decoder(config, weights, backend, max_model_len=max_model_len, in_chunks=deterministic)
 
 
 def _max_model_len(config: ModelConfig, asked: int | None, name: str) -> int:

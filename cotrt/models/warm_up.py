@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..plan import AttentionPlan, StepPlan
+from .deterministic import CHUNK_TOKENS
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -22,7 +23,7 @@ _SAMPLER_COPIES = 2
 _TRIALS = 4
 
 
-def full_step(num_rows: int, num_logits: int, block_size: int) -> StepPlan:
+def full_step(num_rows: int, num_logits: int, block_size: int, chunk_tokens: int = 0) -> StepPlan:
     """A step of `num_rows` rows that writes no KV; every row merges two groups over block 0."""
     rows = np.arange(num_rows, dtype=np.int32)
     zeros = np.zeros(num_rows, np.int32)
@@ -38,6 +39,7 @@ def full_step(num_rows: int, num_logits: int, block_size: int) -> StepPlan:
         group_causal=np.zeros(2, np.int32),
         row_partials=np.stack((rows, rows + num_rows), axis=1).reshape(-1),
         row_partial_offsets=np.arange(num_rows + 1, dtype=np.int32) * 2,
+        chunk_tokens=chunk_tokens,
     )
     return StepPlan(
         input_ids=zeros,
@@ -62,13 +64,14 @@ def measure_steps(
     if decoder.device.type != "cuda":
         return 0
     logits = min(max_num_seqs, max_num_batched_tokens)
-    decode = full_step(logits, logits, block_size)
+    chunk_tokens = CHUNK_TOKENS if decoder.in_chunks else 0
+    decode = full_step(logits, logits, block_size, chunk_tokens)
     decoder.run(decode)  # compiles kernels, loads cuBLAS
     torch.cuda.synchronize(decoder.device)
     torch.cuda.reset_peak_memory_stats(decoder.device)
     before = torch.cuda.memory_allocated(decoder.device)
     decoder.run(decode)
-    decoder.run(full_step(max_num_batched_tokens, logits, block_size))
+    decoder.run(full_step(max_num_batched_tokens, logits, block_size, chunk_tokens))
     torch.cuda.synchronize(decoder.device)
     peak = torch.cuda.max_memory_allocated(decoder.device) - before
     torch.cuda.empty_cache()

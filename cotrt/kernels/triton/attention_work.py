@@ -72,15 +72,23 @@ class AttentionWork:
         heads_per_kv: query heads of one KV head.
         high_tile: rows of the tile for large groups.
         device: where it lives.
+        one_tile: that tile is for small groups too.
     """
 
     def __init__(
-        self, capacity: Capacity, heads_per_kv: int, high_tile: int, device: torch.device
+        self,
+        capacity: Capacity,
+        heads_per_kv: int,
+        high_tile: int,
+        device: torch.device,
+        *,
+        one_tile: bool = False,
     ) -> None:
         assert high_tile in TILES and high_tile >= low_tile(heads_per_kv)
         self.capacity = capacity
         self.heads_per_kv = heads_per_kv
         self.high_tile = high_tile
+        self.low_tile = high_tile if one_tile else low_tile(heads_per_kv)
         self.num_rows = 0
         self.num_items = 0
         self.num_merge_rows = 0
@@ -113,7 +121,7 @@ class AttentionWork:
 
     def write(self, plan: AttentionPlan) -> None:
         """Put ``plan`` in place of what is there: one copy, in the order of the current stream."""
-        made = _make_items(plan, self.heads_per_kv, self.high_tile)
+        made = _make_items(plan, self.heads_per_kv, self.high_tile, self.low_tile)
         needs = Capacity(
             plan.num_rows, len(plan.group_rows), len(made.items), len(plan.group_blocks)
         )
@@ -144,10 +152,12 @@ class AttentionWork:
         self._data[:used].copy_(host, non_blocking=on_gpu)
 
 
-def capacity_for(plan: AttentionPlan, heads_per_kv: int, high_tile: int) -> Capacity:
-    """The capacity class that holds ``plan``."""
+def capacity_for(
+    plan: AttentionPlan, heads_per_kv: int, high_tile: int, low: int | None = None
+) -> Capacity:
+    """The capacity class that holds ``plan``; its low tile, where it is not `low_tile`'s."""
     counts = np.diff(plan.group_row_offsets)
-    items = int(_tiles(counts, heads_per_kv, high_tile).sum())
+    items = int(_tiles(counts, heads_per_kv, high_tile, low).sum())
     return Capacity.holding(
         plan.num_rows, len(plan.group_rows), max(items, 1), max(len(plan.group_blocks), 1)
     )
@@ -173,24 +183,26 @@ def choose_high_tile(plan: AttentionPlan, heads_per_kv: int, largest: int) -> in
     return 128 if by_large > 4 * by_small else 64
 
 
-def _tiles(row_counts: Int32 | Int64, heads_per_kv: int, high_tile: int) -> Int64:
+def _tiles(row_counts: Int32 | Int64, heads_per_kv: int, high_tile: int, low: int | None) -> Int64:
     """How many items each group has."""
-    low_rows, high_rows = _rows_of_tiles(heads_per_kv, high_tile)
+    low_rows, high_rows = _rows_of_tiles(heads_per_kv, high_tile, low)
     per_item = np.where(row_counts > low_rows, high_rows, low_rows)
     tiles: Int64 = -(-row_counts.astype(np.int64) // per_item)
     return tiles
 
 
-def _rows_of_tiles(heads_per_kv: int, high_tile: int) -> tuple[int, int]:
+def _rows_of_tiles(heads_per_kv: int, high_tile: int, low: int | None) -> tuple[int, int]:
     """Query rows that the low and the high tile hold."""
     heads = next_power_of_2(heads_per_kv)
-    return low_tile(heads_per_kv) // heads, high_tile // heads
+    return (low or low_tile(heads_per_kv)) // heads, high_tile // heads
 
 
-def _make_items(plan: AttentionPlan, heads_per_kv: int, high_tile: int) -> _Items:
-    low_rows, high_rows = _rows_of_tiles(heads_per_kv, high_tile)
+def _make_items(
+    plan: AttentionPlan, heads_per_kv: int, high_tile: int, low: int | None = None
+) -> _Items:
+    low_rows, high_rows = _rows_of_tiles(heads_per_kv, high_tile, low)
     row_counts = np.diff(plan.group_row_offsets).astype(np.int64)
-    tiles = _tiles(row_counts, heads_per_kv, high_tile)
+    tiles = _tiles(row_counts, heads_per_kv, high_tile, low)
     group = np.repeat(np.arange(plan.num_groups), tiles)
     place = np.arange(len(group)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
     per_item = np.where(row_counts > low_rows, high_rows, low_rows)[group]
@@ -198,7 +210,7 @@ def _make_items(plan: AttentionPlan, heads_per_kv: int, high_tile: int) -> _Item
     rows = np.minimum(row_counts[group] - first, per_item)
     first += plan.group_row_offsets[group]
     # What is left of a large group may fit the low tile.
-    high = (rows > low_rows) & (high_tile > low_tile(heads_per_kv))
+    high = (rows > low_rows) & (high_rows > low_rows)
 
     # Slots that are partials are numbered on their own: the others need no room.
     offsets = plan.row_partial_offsets

@@ -38,7 +38,11 @@ def penalties_kernel(
     stride_logits,
     BLOCK: tl.constexpr,
 ):
-    """One row a program; its edits are of distinct tokens, so their order does not matter."""
+    """One row a program; its edits are of distinct tokens, so their order does not matter.
+
+    Quotients are rounded and nothing is fused, as in torch: which of the two changes a row's logits
+    depends on what others in the batch ask for.
+    """
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * stride_logits
     repetition = tl.load(repetition_ptr + row)
@@ -52,7 +56,7 @@ def penalties_kernel(
         count = tl.load(counts_ptr + offs, mask=mask, other=0)
         seen = tl.load(seen_ptr + offs, mask=mask, other=0)
         x = tl.load(logits_ptr + ids, mask=mask, other=0.0)
-        x = tl.where(seen != 0, tl.where(x > 0, x / repetition, x * repetition), x)
+        x = tl.where(seen != 0, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
         x = tl.where(count > 0, x - (presence + frequency * count.to(tl.float32)), x)
         x += tl.load(biases_ptr + offs, mask=mask, other=0.0)
         tl.store(logits_ptr + ids, x, mask=mask)
@@ -148,7 +152,7 @@ class Penalties:
         """Changes ``[P, V]`` float32 logits, a row a draw, in place."""
         penalties_kernel[(len(logits),)](
             logits, self._starts, self._ends, *self._edits(), *self._rows, logits.stride(0),
-            BLOCK=_BLOCK,
+            BLOCK=_BLOCK, enable_fp_fusion=False,
         )  # fmt: skip
 
     def count(self, drawn: Tensor) -> None:
@@ -203,5 +207,5 @@ def apply_penalties(
         return
     penalties_kernel[(len(logits),)](
         logits, offsets[:-1], offsets[1:], ids, counts, seen, biases, repetition, presence,
-        frequency, logits.stride(0), BLOCK=_BLOCK,
+        frequency, logits.stride(0), BLOCK=_BLOCK, enable_fp_fusion=False,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from .attention_variants import (
     programs_per_processor,
 )
 from .attention_work import AttentionWork, Capacity, capacity_for, choose_high_tile
+from .fixed_chunks import attend_chunks, check_chunks, fixed_tile
 from .launch import next_power_of_2, num_processors
 
 __all__ = ["GraphPlan", "PreparedPlan", "new_graph_plan", "prepare_plan", "tree_attention"]
@@ -28,11 +29,17 @@ class PreparedPlan:
     Args:
         plan: the plan of a step.
         device: where the step runs.
+
+    Raises:
+        ValueError: a deterministic plan that is not made of the fixed chunks.
     """
 
     def __init__(self, plan: AttentionPlan, device: torch.device) -> None:
         self.plan = plan
         self.device = device
+        self.in_chunks = bool(plan.chunk_tokens)
+        if self.in_chunks:
+            check_chunks(plan)
         self._work: AttentionWork | None = None
         self._partials: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -42,16 +49,24 @@ class PreparedPlan:
         return self.plan.num_rows
 
     def work(self, heads_per_kv: int, largest_tile: int) -> AttentionWork:
-        """The work list for this many query heads a KV head, with tiles up to the largest."""
+        """The work list for this many query heads a KV head, with tiles up to the largest.
+
+        In a deterministic plan the largest is the only one.
+        """
         if self._work is None or self._work.heads_per_kv != heads_per_kv:
-            tile = choose_high_tile(self.plan, heads_per_kv, largest_tile)
-            capacity = capacity_for(self.plan, heads_per_kv, tile)
-            self._work = AttentionWork(capacity, heads_per_kv, tile, self.device)
+            one, tile = self.in_chunks, largest_tile
+            if not one:
+                tile = choose_high_tile(self.plan, heads_per_kv, largest_tile)
+            capacity = capacity_for(self.plan, heads_per_kv, tile, tile if one else None)
+            self._work = AttentionWork(capacity, heads_per_kv, tile, self.device, one_tile=one)
             self._work.write(self.plan)
         return self._work
 
     def partials(self, num_q_heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for partial results and their log-sum-exp, the same for every layer."""
+        """Room for partial results and what belongs to each, the same for every layer.
+
+        That is their log-sum-exp, or in a deterministic plan their largest score and sum.
+        """
         assert self._work is not None
         return self._room(self._work.num_partials, num_q_heads, head_dim)
 
@@ -60,9 +75,10 @@ class PreparedPlan:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._partials is None or self._partials[0].shape[1:] != (num_q_heads, head_dim):
             shape = (max(num_partials, 1), num_q_heads)
+            beside = (*shape, 2) if self.in_chunks else shape
             self._partials = (
                 torch.empty(*shape, head_dim, dtype=torch.float32, device=self.device),
-                torch.empty(shape, dtype=torch.float32, device=self.device),
+                torch.empty(beside, dtype=torch.float32, device=self.device),
             )
         return self._partials
 
@@ -77,10 +93,14 @@ class GraphPlan(PreparedPlan):
     Args:
         work: the work list, of the largest capacity that a replay may need.
         tiles: high tiles that graphs are captured with, ascending; default: that of ``work``.
+        in_chunks: all plans are deterministic ones; ``work`` and ``tiles`` have one tile.
     """
 
-    def __init__(self, work: AttentionWork, tiles: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, work: AttentionWork, tiles: tuple[int, ...] = (), *, in_chunks: bool = False
+    ) -> None:
         self.device = work.counts.device
+        self.in_chunks = in_chunks
         self.tiles = tiles or (work.high_tile,)
         self._work: AttentionWork = work
         self._partials = None
@@ -93,9 +113,13 @@ class GraphPlan(PreparedPlan):
     def tile_for(self, plan: AttentionPlan) -> int | None:
         """The tile of the graphs that can replay ``plan``; None where it is beyond the capacity."""
         heads = self._work.heads_per_kv
-        wanted = choose_high_tile(plan, heads, self.tiles[-1])
-        tile = next(tile for tile in self.tiles if tile >= wanted)
-        fits = self._work.capacity.can_hold(capacity_for(plan, heads, tile))
+        low = None
+        if self.in_chunks:
+            low = tile = self.tiles[0]
+        else:
+            wanted = choose_high_tile(plan, heads, self.tiles[-1])
+            tile = next(tile for tile in self.tiles if tile >= wanted)
+        fits = self._work.capacity.can_hold(capacity_for(plan, heads, tile, low))
         return tile if fits else None
 
     def set_tile(self, tile: int) -> None:
@@ -104,7 +128,14 @@ class GraphPlan(PreparedPlan):
         self._work.high_tile = tile
 
     def write(self, plan: AttentionPlan, tile: int | None = None) -> None:
-        """Put ``plan`` in place of the last one, in the order of the current stream."""
+        """Put ``plan`` in place of the last one, in the order of the current stream.
+
+        Raises:
+            ValueError: a deterministic plan that is not made of the fixed chunks.
+        """
+        assert bool(plan.chunk_tokens) == self.in_chunks, (plan.chunk_tokens, self.in_chunks)
+        if self.in_chunks:
+            check_chunks(plan)
         if tile is not None:
             self.set_tile(tile)
         self._work.write(plan)
@@ -127,6 +158,8 @@ def new_graph_plan(
     head_dim: int,
     dtype: torch.dtype,
     device: str | torch.device,
+    *,
+    in_chunks: bool = False,
 ) -> GraphPlan:
     """A plan of fixed capacity for decode steps; what does not fit it is run eagerly.
 
@@ -137,10 +170,15 @@ def new_graph_plan(
         head_dim: elements a head.
         dtype: of queries and KV.
         device: where it lives.
+        in_chunks: for deterministic plans, and for these only.
     """
     # A row is in some groups for each level of its tree; a lone one in many, its context cut.
     slots = max(1024, 8 * max_rows)
     capacity = Capacity.holding(max_rows, slots, slots, max_entries)
+    if in_chunks:
+        tile = fixed_tile(heads_per_kv, head_dim, dtype)
+        work = AttentionWork(capacity, heads_per_kv, tile, torch.device(device), one_tile=True)
+        return GraphPlan(work, in_chunks=True)
     low, largest = low_tile(heads_per_kv), min(64, largest_tile(head_dim, dtype))
     tiles = (low, largest) if largest > low else (low,)
     return GraphPlan(AttentionWork(capacity, heads_per_kv, low, torch.device(device)), tiles)
@@ -185,14 +223,21 @@ def tree_attention(
     assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride()
     assert q.dtype == k_cache.dtype == v_cache.dtype, (q.dtype, k_cache.dtype, v_cache.dtype)
     assert q.stride(-1) == k_cache.stride(-1) == out.stride(-1) == 1, "D is contiguous"
-    work = plan.work(num_q_heads // num_kv_heads, largest_tile(head_dim, q.dtype))
+    heads_per_kv = num_q_heads // num_kv_heads
+    largest = largest_tile(head_dim, q.dtype)
+    if plan.in_chunks:
+        largest = fixed_tile(heads_per_kv, head_dim, q.dtype)
+    work = plan.work(heads_per_kv, largest)
     if not is_graph and not work.num_items:
         return out
-    variant = choose_variant(head_dim, work.heads_per_kv, block_size, work.high_tile, q.dtype)
     partial, lse = plan.partials(num_q_heads, head_dim)
     # Offsets into rows and partials are int32 in the kernels; those into the pool are int64.
     assert max(q.stride(0), out.stride(0)) * len(q) < 1 << 31, "too many rows for one step"
     assert partial.numel() < 1 << 31, "too many partials for one step"
+    if plan.in_chunks:
+        attend_chunks(q, k_cache, v_cache, work, (partial, lse), out, scale, replayed=is_graph)
+        return out
+    variant = choose_variant(head_dim, heads_per_kv, block_size, work.high_tile, q.dtype)
     processors = num_processors(q.device)
     programs = processors * programs_per_processor(variant)
     if not is_graph:

@@ -39,6 +39,12 @@ def test_a_handful_of_variants_compiles_without_spills():
     assert run.returncode == 0 and " 0 failed" in run.stdout
     for tile in (16, 32, 64, 128):
         assert f"attend bf16 d128 g4 b16 m16/{tile} " in run.stdout
+    for name in (
+        "attend_chunks bf16 d128 g4 b16 m32/32 ",
+        "merge_chunks bf16 d128",
+        "linear bf16 ",
+    ):
+        assert name in run.stdout
 
 
 def test_spills_shared_memory_and_errors_are_failures():
@@ -58,6 +64,5 @@ def test_the_table_of_the_docs_has_every_variant():
     page = (ROOT / "docs/kernels-triton.md").read_text()
     table = page.split(script.BEGIN)[1].split(script.END)[0]
     listed = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line]
-    jobs = script.attention_jobs(False) + script.small_jobs(False)
-    missing = {job.name for job in jobs} - set(listed)
+    missing = {job.name for job in script.all_jobs(False)} - set(listed)
     assert not missing, f"run scripts/aot_compile.py --write docs/kernels-triton.md: {missing}"

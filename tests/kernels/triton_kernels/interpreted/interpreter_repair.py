@@ -1,8 +1,11 @@
-"""Mends what Triton 3.7's interpreter gets wrong about bfloat16, and one thing that it does slowly.
+"""Mends what Triton 3.7's interpreter gets wrong, and one thing that it does slowly.
 
 It keeps bfloat16 as raw 16-bit patterns, multiplies these in ``tl.dot``, and truncates where a
 float32 is cast to bfloat16. Sums and products of bfloat16 stay wrong: our kernels do them in
 float32. It also copies every tensor's whole storage back after a launch, to itself on a CPU.
+
+Its ``tl.dot`` is numpy's product, whose BLAS adds a row up in another order at another place of the
+matrix. A device's matrix instructions do not: here each row is a product of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from triton.runtime import interpreter
 
 
 def _widened(handle):
-    if handle.dtype.scalar != tl.bfloat16:
-        return handle.data
-    return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    if handle.dtype.scalar == tl.bfloat16:
+        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return handle.data.astype(np.float32) if handle.dtype.scalar == tl.float16 else handle.data
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
@@ -27,12 +30,11 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 
 def apply() -> None:
     builder = interpreter.InterpreterBuilder
-    plain_dot, plain_cast = builder.create_dot, builder.cast_impl
+    plain_cast = builder.cast_impl
 
     def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
-        if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
-            return plain_dot(self, a, b, d, input_precision, max_num_imprecise_acc)
-        product = np.matmul(_widened(a), _widened(b)).astype(d.data.dtype)
+        rows = np.matmul(_widened(a)[:, None, :], _widened(b)[None])
+        product = rows[:, 0].astype(d.data.dtype)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
     def cast_impl(self, source, target):
