@@ -72,13 +72,27 @@ class HostCopy(Protocol):
         """The tensors on the host, once the device has come that far."""
 
 
+class RecordCopy(Protocol):
+    """Records on their way to the host.
+
+    Attributes:
+        seconds: what the copy itself took, once it was waited for.
+    """
+
+    seconds: float
+
+    def wait(self) -> UInt8:
+        """What `read_blocks` gives, once the device has come that far."""
+
+
 class AsynchronousModel(StepModel, Protocol):
     """A model on a device that runs behind the host: its methods enqueue, in one order, and return.
 
     The engine then schedules step k + 1 while step k runs (docs/pipeline.md). What it relies on:
 
     - Everything that touches the KV (`run`, `copy_blocks`, reads and writes of records) takes
-      place in the order of the calls. A read of records waits for all that was enqueued before.
+      place in the order of the calls. `read_blocks` waits for all that was enqueued before,
+      `start_reading` does not.
     - Arrays of a plan and of a batch never change once they were given, so they may be read late.
     - An error may come out of the call or out of ``HostCopy.wait``: either ends the requests of
       the step, and of the one that was enqueued behind it.
@@ -99,6 +113,12 @@ class AsynchronousModel(StepModel, Protocol):
             step: the rows. Its ``input_ids`` are all -1 where the argument stands in for them.
             input_ids: int32 ``[T]`` on the device, what `sample` gave for the step before. A bad
                 draw's -1 stands for any token: its row is dropped.
+        """
+
+    def start_reading(self, blocks: Sequence[int]) -> RecordCopy:
+        """Take records of whole blocks, in the order of the other calls, and return.
+
+        They come to the host beside the steps that follow, which may write the blocks.
         """
 
     def fetch(self, *tensors: torch.Tensor) -> HostCopy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -50,11 +51,13 @@ class Pending:
 
     Attributes:
         is_done: `result` returns, or raises, at once.
+        stored: puts the records that the step stores where others find them; called by `result`,
+            when the device has come there.
         token_ids: its draws on the device, int32 ``[S]``: the input of a step that only lengthens
             it. None where the draws went by the host, or there are none.
     """
 
-    __slots__ = ("_wait", "is_done", "token_ids")
+    __slots__ = ("_wait", "is_done", "stored", "token_ids")
 
     def __init__(
         self,
@@ -65,11 +68,20 @@ class Pending:
     ) -> None:
         self._wait = wait
         self.is_done = is_done
+        self.stored: Callable[[], None] = _nothing
         self.token_ids = token_ids
 
     def result(self) -> StepResult:
         """What the step brought, waited for; raises what it raised. Call it once."""
-        return self._wait()
+        try:
+            result = self._wait()
+        except Exception:
+            # What it stores was taken before its rows, and is right.
+            with contextlib.suppress(Exception):  # the device is lost: the first error says so
+                self.stored()
+            raise
+        self.stored()
+        return result
 
 
 class ModelRunner:
@@ -140,18 +152,24 @@ class ModelRunner:
                 no rank.
             before: the step in flight whose draws are this step's input.
         """
+        stored = _nothing
         try:
             if is_asynchronous(self._model) and not self._debug:
-                return self._enqueue(self._model, step, batch, num_top, before)
-            result = self.run(step, batch, num_top)
+                stored = self._store(step.plan)
+                pending = self._enqueue(self._model, step, batch, num_top, before)
+            else:
+                result = self.run(step, batch, num_top)
+                pending = Pending(lambda: result)
         except Exception as error:
-            return _failed(error)
-        return Pending(lambda: result)
+            pending = _failed(error)
+        pending.stored = stored
+        return pending
 
     def run(self, step: Step, batch: SamplingBatch | None, num_top: list[int]) -> StepResult:
         """Compute the step to its end; the arguments are those of `launch`."""
         from cotrt.sampling.sampler import kernel_for
 
+        self._store(step.plan)()
         failed = self._move(step.plan)
         if not len(step.plan.input_ids):
             return StepResult(None, [], [], failed=failed)
@@ -171,10 +189,14 @@ class ModelRunner:
         parts = {row: name for row, name in enumerate(find(plan)) if name is not None}
         return replace(result, parts=parts)
 
-    def _move(self, plan: StepPlan) -> frozenset[bytes]:
-        """What comes before a step's rows: stores, copies, loads. Keys that could not be had."""
+    def _store(self, plan: StepPlan) -> Callable[[], None]:
+        """Take what the step stores, before anything else of it; call what this returns later."""
         if plan.stores and self.records is not None:
-            self.records.store(plan.stores)
+            return self.records.store(plan.stores)
+        return _nothing
+
+    def _move(self, plan: StepPlan) -> frozenset[bytes]:
+        """Copies and loads, before a step's rows. Keys that could not be had."""
         if plan.copies:
             self._model.copy_blocks(plan.copies)
         if plan.loads and self.records is not None:
@@ -252,6 +274,10 @@ class ModelRunner:
             ranked = rank(logits, plan.sample_rows[self._ranked], states)
         row_errors = getattr(self._model, "row_errors", {})
         return StepResult(drawn, scored, ranked, row_errors, failed=failed)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _failed(error: Exception) -> Pending:

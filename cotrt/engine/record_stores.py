@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -16,10 +17,11 @@ import numpy as np
 
 from cotrt.engine.disk_store import DiskStore
 from cotrt.engine.host_store import HostStore
-from cotrt.engine.model import StepModel
+from cotrt.engine.model import RecordCopy, StepModel, is_asynchronous
 from cotrt.engine.readahead import Readahead
 from cotrt.plan import UInt8
 from cotrt.tree.tier_costs import TierCosts
+from cotrt.tree.tiers import Store
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 _AHEAD_BYTES = 128 << 20
 # Blocks are taken from the device in pieces of at most this size.
 _PIECE_BYTES = 64 << 20
+# Of a device that runs behind the host, so many pieces are on their way at once.
+_PIECES_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,23 +185,45 @@ class RecordStores:
 
     # ---- what a step does ---------------------------------------------------------------------
 
-    def store(self, stores: Sequence[tuple[int, bytes, int]]) -> None:
-        """Keep the first tokens of blocks as records: ``(block, key, tokens)`` each."""
+    def store(self, stores: Sequence[Store]) -> Callable[[], None]:
+        """Take the first tokens of blocks as records: ``(block, key, tokens)`` each.
+
+        Returns:
+            Call it when the step is through: it waits for the records that an asynchronous model
+            still brings, and puts them where others find them. Until then nobody does.
+        """
         piece = max(1, _PIECE_BYTES // self._record_bytes)
+        started: collections.deque[tuple[Sequence[Store], RecordCopy]] = collections.deque()
+
+        def finish(limit: int = 0) -> None:
+            while len(started) > limit:
+                some, copy = started.popleft()
+                self._put(some, copy.wait(), copy.seconds)
+
         for start in range(0, len(stores), piece):
             some = stores[start : start + piece]
-            began = time.perf_counter()
-            records = self._model.read_blocks([block for block, _, _ in some])
-            for (_, key, count), record in zip(some, records, strict=True):
-                if count < self._block_size:
-                    record = self._shape.cut(record, 0, count)
-                if self.host is not None:
-                    self.host.put(key, count, record)
-                elif self.disk is not None:
-                    self.disk.put(key, count, record)
+            blocks = [block for block, _, _ in some]
+            if is_asynchronous(self._model):
+                finish(_PIECES_IN_FLIGHT - 1)
+                started.append((some, self._model.start_reading(blocks)))
+            else:
+                began = time.perf_counter()
+                self._put(some, self._model.read_blocks(blocks), time.perf_counter() - began)
+        return finish
+
+    def _put(self, stores: Sequence[Store], records: UInt8, seconds: float) -> None:
+        """Keep records that are on the host; to bring them there took so long."""
+        began = time.perf_counter()
+        for (_, key, count), record in zip(stores, records, strict=True):
+            if count < self._block_size:
+                record = self._shape.cut(record, 0, count)
             if self.host is not None:
-                seconds = time.perf_counter() - began
-                self._costs.speed("host").write.note(records.size, seconds)
+                self.host.put(key, count, record)
+            elif self.disk is not None:
+                self.disk.put(key, count, record)
+        if self.host is not None:
+            seconds += time.perf_counter() - began
+            self._costs.speed("host").write.note(records.size, seconds)
 
     def note_step(self, num_rows: int, seconds: float) -> None:
         """The model computed so many rows in this time."""

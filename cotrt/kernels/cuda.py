@@ -1,4 +1,4 @@
-"""What the host does with a CUDA device: which one is current, graphs, copies back.
+"""What the host does with a CUDA device: which one is current, graphs, streams, copies back.
 
 Everything here is a plain call on a CPU, so that the same code runs in Triton's interpreter.
 """
@@ -6,7 +6,7 @@ Everything here is a plain call on a CPU, so that the same code runs in Triton's
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,37 @@ _cuda: Any = torch.cuda  # some of it has no types
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Makes a CUDA device current, which is where Triton launches; nothing for a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def new_stream(device: torch.device) -> Any:
+    """A stream of a CUDA device beside the others."""
+    return _cuda.Stream(device)
+
+
+def current_stream(device: torch.device) -> Any:
+    """The stream of a CUDA device that this thread launches on."""
+    return _cuda.current_stream(device)
+
+
+def on_stream(stream: Any) -> contextlib.AbstractContextManager[Any]:
+    """Launches go to `stream`, and memory that is made is of it."""
+    manager: contextlib.AbstractContextManager[Any] = _cuda.stream(stream)
+    return manager
+
+
+def new_event() -> Any:
+    """A CUDA event that takes the time."""
+    return _cuda.Event(enable_timing=True)
+
+
+def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Page-locked host memory, which copies to and from a CUDA device may be behind in."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of the current stream, not written."""
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 class Graph(Protocol):

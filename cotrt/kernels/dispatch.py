@@ -38,8 +38,10 @@ _PLAN_COSTS: dict[str, dict[str, int]] = {
 }
 # Where a backend keeps a function under a file of another name.
 _FILES = {
+    "gather_blocks": "kv_cache",
     "new_kv_cache": "kv_cache",
     "read_blocks": "kv_cache",
+    "scatter_blocks": "kv_cache",
     "write_blocks": "kv_cache",
     "new_graph_plan": "tree_attention",
     "new_sampler": "sample",
@@ -55,6 +57,7 @@ class Backend:
     Attributes:
         name: one of `BACKENDS`.
         why: one sentence for logs and for the user.
+        gather_blocks, scatter_blocks: records of blocks on the device; Triton's alone.
         new_graph_plan: makes the plan that CUDA graphs are captured over; Triton's alone.
         new_sampler: makes a sampler that leaves its draws on the device; Triton's alone.
     """
@@ -73,6 +76,8 @@ class Backend:
     rotary: Callable[..., Any]
     silu_and_mul: Callable[..., Any]
     linear: Callable[..., Any]
+    gather_blocks: Callable[..., Any] | None = None
+    scatter_blocks: Callable[..., Any] | None = None
     new_graph_plan: Callable[..., Any] | None = None
     new_sampler: Callable[..., Any] | None = None
 
@@ -141,7 +146,7 @@ def _refusal(
 def _load(name: str, why: str) -> Backend:
     functions = {}
     for entry in fields(Backend)[2:]:
-        if entry.name in ("new_graph_plan", "new_sampler") and name != "triton":
+        if entry.default is None and name != "triton":
             continue
         file = _FILES.get(entry.name, entry.name)
         module = importlib.import_module(f"{__package__}.{name}.{file}")

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.copy_streams import CopyStreams, RecordCopy
 from ..kernels.cuda import CudaGraphMaker, GraphMaker, HostCopy, on_device, to_device
 from ..kernels.dispatch import Backend, plan_options
 from ..plan import KVShape, StepPlan, UInt8
@@ -169,6 +170,7 @@ class Decoder:
         self.kv_caches: list[tuple[Tensor, Tensor]] = []
         self.graphs: StepGraphs | None = None
         self.is_asynchronous = backend.new_sampler is not None
+        self._copies = CopyStreams(self.device)
         if backend.new_sampler is not None:
             self.sample = backend.new_sampler(self.device)
 
@@ -269,8 +271,18 @@ class Decoder:
 
     def write_blocks(self, blocks: Sequence[int], records: UInt8) -> None:
         """Put records into blocks; no block twice."""
+        scatter = self.backend.scatter_blocks
         with torch.inference_mode(), on_device(self.device):
-            self.backend.write_blocks(self.kv_caches, blocks, records)
+            if scatter is None:
+                self.backend.write_blocks(self.kv_caches, blocks, records)
+            else:
+                scatter(self.kv_caches, blocks, self._copies.to_device(records))
+
+    def start_reading(self, blocks: Sequence[int]) -> RecordCopy:
+        """Start to copy records of whole blocks to the host, beside the steps."""
+        assert self.backend.gather_blocks is not None
+        with torch.inference_mode(), on_device(self.device):
+            return self._copies.to_host(self.backend.gather_blocks(self.kv_caches, blocks))
 
     def give_back_memory(self) -> None:
         """Give memory that torch keeps for later back to the device, after it ran out."""

@@ -3,7 +3,8 @@
 Operations wait in one queue. They run when the host waits for one of them (and then all before
 it), or earlier at moments drawn at random. They read the arrays of plans and batches only then, so
 that one which the host changed shows; blocks that are free once a step is launched are overwritten
-behind it, so that a read of them in any later step shows.
+behind it, so that a read of them in any later step shows. Copies of records to and from the host
+wait in a second queue, which runs at moments of its own.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ POISON = -7
 class LateTensor:
     """What an operation will have brought. Whoever looks at it waits for it."""
 
-    def __init__(self, device: LateDevice) -> None:
-        self._device = device
+    def __init__(self, run_one: Callable[[], None]) -> None:
+        self._run_one = run_one
         self.value: torch.Tensor | None = None
         self.error: Exception | None = None
 
     def now(self) -> torch.Tensor:
         """The tensor, once the device has come that far; raises what its operation raised."""
         while self.value is None and self.error is None:
-            self._device.run_one()
+            self._run_one()
         if self.error is not None:
             raise self.error
         assert self.value is not None
@@ -64,8 +65,11 @@ def present(value: Any) -> Any:
     return value.now() if isinstance(value, LateTensor) else value
 
 
+Operation = tuple[Callable[[], Any], list[LateTensor]]
+
+
 class LateDevice:
-    """A queue of operations.
+    """A queue of operations, and one of copies beside it.
 
     Args:
         pace: how many of the waiting ones run by themselves when one more comes; 0 for none.
@@ -73,33 +77,47 @@ class LateDevice:
 
     def __init__(self, pace: Callable[[], int]) -> None:
         self._pace = pace
-        self._queue: collections.deque[tuple[Callable[[], Any], list[LateTensor]]] = (
-            collections.deque()
-        )
+        self._queue: collections.deque[Operation] = collections.deque()
+        self._aside: collections.deque[Operation] = collections.deque()
 
     def enqueue(self, call: Callable[[], Any], num_results: int = 1) -> list[LateTensor]:
         """Run `call` later; it returns so many tensors."""
-        results = [LateTensor(self) for _ in range(num_results)]
+        results = [LateTensor(self.run_one) for _ in range(num_results)]
         self._queue.append((call, results))
-        for _ in range(self._pace()):
-            if self._queue:
-                self.run_one()
+        self._run_some()
         return results
 
+    def enqueue_aside(self, call: Callable[[], Any]) -> LateTensor:
+        """Run `call`, which returns a tensor, in the other queue; what it needs it waits for."""
+        result = LateTensor(lambda: _run_first(self._aside))
+        self._aside.append((lambda: (call(),), [result]))
+        self._run_some()
+        return result
+
+    def _run_some(self) -> None:
+        for queue in (self._queue, self._aside):
+            for _ in range(self._pace()):
+                if queue:
+                    _run_first(queue)
+
     def run_one(self) -> None:
-        call, results = self._queue.popleft()
-        try:
-            values = call()
-        except Exception as error:  # every operation behind it that needs its results fails too
-            for result in results:  # which do not keep the frames of whoever came to wait
-                result.error = error.with_traceback(None)
-            return
-        for result, value in zip(results, values or (), strict=True):
-            result.value = value
+        _run_first(self._queue)
 
     def run_all(self) -> None:
         while self._queue:
             self.run_one()
+
+
+def _run_first(queue: collections.deque[Operation]) -> None:
+    call, results = queue.popleft()
+    try:
+        values = call()
+    except Exception as error:  # every operation behind it that needs its results fails too
+        for result in results:  # which do not keep the frames of whoever came to wait
+            result.error = error.with_traceback(None)
+        return
+    for result, value in zip(results, values or (), strict=True):
+        result.value = value
 
 
 @dataclass(eq=False)
@@ -139,6 +157,19 @@ class LateCopy:
         return [tensor.now() for tensor in self._host]
 
 
+class LateRecords:
+    """Records of which the host has nothing before it waits."""
+
+    seconds = 0.0
+
+    def __init__(self, host: LateTensor) -> None:
+        self._host = host
+
+    def wait(self) -> UInt8:
+        found: UInt8 = self._host.now().numpy()
+        return found
+
+
 class LateModel(LoggedModel):
     """A `LoggedModel` on a late device.
 
@@ -149,6 +180,7 @@ class LateModel(LoggedModel):
         num_failed_ahead: of these, how many were made to fail.
         runs: by the id of its plan, each step; the plan is held, so the id stays its own.
         waiting_copies: target to source of those that are not made yet.
+        waiting_loads: block to token ids of those that are not there yet.
         free_blocks: gives the blocks that are free now.
     """
 
@@ -162,6 +194,7 @@ class LateModel(LoggedModel):
         self.num_failed_ahead = 0
         self.runs: dict[int, Run] = {}
         self.waiting_copies: dict[int, int] = {}
+        self.waiting_loads: dict[int, list[int]] = {}
         self.free_blocks: Callable[[], list[int]] = list
         self.expected_of: Callable[[StepPlan, bool], list[list[int]] | None] = lambda *_: None
         self._last: Run | None = None
@@ -177,15 +210,39 @@ class LateModel(LoggedModel):
             ScriptedModel.copy_blocks(self, pairs)
 
         self.waiting_copies.update((target, source) for source, target in pairs)
+        for _, target in pairs:
+            self.waiting_loads.pop(target, None)
         self.device.enqueue(execute, 0)
 
     def read_blocks(self, blocks: Sequence[int]) -> UInt8:
         self.device.run_all()
         return super().read_blocks(blocks)
 
+    def start_reading(self, blocks: Sequence[int]) -> LateRecords:
+        def gather() -> tuple[torch.Tensor]:
+            return (torch.from_numpy(ScriptedModel.read_blocks(self, blocks)),)
+
+        (gathered,) = self.device.enqueue(gather)
+        return LateRecords(self.device.enqueue_aside(lambda: gathered.now().clone()))
+
     def write_blocks(self, blocks: Sequence[int], records: UInt8) -> None:
-        self.device.run_all()
-        super().write_blocks(blocks, records)
+        if self.on_load is not None:
+            for block in blocks:
+                self.on_load(block)
+        kept = torch.from_numpy(records.copy())
+        loads = dict(zip(blocks, kept.view(torch.int32).tolist(), strict=True))
+        there = self.device.enqueue_aside(lambda: kept)
+
+        def scatter() -> None:
+            ScriptedModel.write_blocks(self, blocks, there.now().numpy())
+            for block, ids in loads.items():
+                if self.waiting_loads.get(block) is ids:
+                    del self.waiting_loads[block]
+
+        self.waiting_loads |= loads
+        for block in blocks:
+            self.waiting_copies.pop(block, None)
+        self.device.enqueue(scatter, 0)
 
     def run(self, step: StepPlan, input_ids: Any = None) -> Any:
         if self.room is not None and len(step.positions) > self.room:
@@ -382,8 +439,10 @@ class LateRig(Rig):
                     raise AssertionError(f"row {row} takes KV that nobody has computed")
 
     def _contents(self) -> list[list[int]]:
-        """What blocks hold, or will hold once the copies that wait on the device are made."""
+        """What blocks hold, or will hold once what waits on the device has been put into them."""
         contents = super()._contents()
+        for block, ids in self.model.waiting_loads.items():
+            contents[block] = ids
         for target, source in [
             (target, contents[source]) for target, source in self.model.waiting_copies.items()
         ]:

@@ -294,6 +294,43 @@ def test_records_are_taken_and_given_in_the_order_of_the_steps_in_flight() -> No
     assert rig.fences["store"] and rig.fences["load"] and rig.model.num_ahead
 
 
+def test_a_record_is_found_when_its_step_is_through_and_is_what_the_block_held_before() -> None:
+    """The step that stores a block gives it to another, whose rows write it."""
+    rig = LateRig(num_blocks=4, tiers=TierOptions(host_bytes=1 << 16, always="move"))
+    first = rig.root([1] * 17)
+    rig.start(first, max_tokens=1, temperature=0.0)
+    rig.run()
+    records = rig.engine.records
+    assert records is not None and records.num_host == 0
+    other = rig.start(rig.root([2] * 25), max_tokens=1, temperature=0.0)
+    while not (rig.last_step is not None and rig.last_step.plan.stores):
+        rig.step()
+    plan = rig.last_step.plan
+    written = set((plan.slot_mapping // rig.tree.block_size).tolist())
+    assert written & {block for block, _, _ in plan.stores}
+    assert records.num_host == 0, "a record is found before it is there"
+    rig.step()
+    assert records.num_host == len(plan.stores)
+    for _, key, count in plan.stores:
+        record = records.host_copy(key)
+        assert record is not None and record.view("int32").tolist() == [1] * count
+    rig.run()
+    assert other.tokens == rig.solo(other).tokens
+
+
+def test_what_a_step_that_fails_has_stored_is_kept() -> None:
+    rig = LateRig(num_blocks=4, tiers=TierOptions(host_bytes=1 << 16, always="move"))
+    rig.start(rig.root([1] * 17), max_tokens=1, temperature=0.0)
+    rig.run()
+    rig.model.fails_late = True
+    rig.model.fail = RuntimeError("made to fail")
+    other = rig.start(rig.root([2] * 25), max_tokens=1, temperature=0.0)
+    rig.run()
+    assert isinstance(other.promise.error, RuntimeError)
+    records = rig.engine.records
+    assert records is not None and records.num_host == rig.tree.tiers.counters.stored_blocks > 0
+
+
 def test_a_stopped_engine_lets_the_device_come_to_its_end() -> None:
     rig = LateRig()
     _, state = two_ahead(rig)

@@ -17,7 +17,7 @@ import triton.language as tl
 from ..cuda import HostCopy, to_device
 from ..reference.kv_cache import Caches, from_bytes, new_kv_cache
 
-__all__ = ["new_kv_cache", "read_blocks", "write_blocks"]
+__all__ = ["gather_blocks", "new_kv_cache", "read_blocks", "scatter_blocks", "write_blocks"]
 
 _WORDS = 1024  # words a program copies at a time
 
@@ -55,37 +55,48 @@ def records_kernel(
             tl.store(cache_ptr + at, words, mask=mask)
 
 
-def read_blocks(caches: Caches, blocks: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Records of blocks in the plain layout; waits for what was launched before.
+def gather_blocks(caches: Caches, blocks: Sequence[int]) -> torch.Tensor:
+    """Records of blocks in the plain layout, on the device, in the order of the current stream.
 
     Args:
         caches: one ``(k, v)`` pair a layer, as `new_kv_cache` made them.
         blocks: block ids.
 
     Returns:
-        uint8 ``[n, bytes]``: ``[layer][K, V][token][head][dim]`` a block.
+        int32 ``[n, words]``: ``[layer][K, V][token][head][dim]`` a block.
     """
     words = _record_words(caches)
     out = torch.empty(len(blocks), words, dtype=torch.int32, device=caches[0][0].device)
     if len(blocks):
         _launch(caches, blocks, out, reads=True)
-    (host,) = HostCopy(out).wait()
+    return out
+
+
+def scatter_blocks(caches: Caches, blocks: Sequence[int], records: torch.Tensor) -> None:
+    """Puts records into blocks: the inverse of `gather_blocks`, in the order of the current stream.
+
+    Args:
+        caches: one ``(k, v)`` pair a layer, written in place.
+        blocks: block ids, none twice.
+        records: int32 ``[n, words]`` on the device.
+    """
+    if len(blocks):
+        assert records.shape == (len(blocks), _record_words(caches)), (records.shape, len(blocks))
+        _launch(caches, blocks, records, reads=False)
+
+
+def read_blocks(caches: Caches, blocks: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """`gather_blocks` to the host, uint8 ``[n, bytes]``; waits for what was launched before."""
+    (host,) = HostCopy(gather_blocks(caches, blocks)).wait()
     records: npt.NDArray[np.uint8] = host.view(torch.uint8).numpy()
     return records
 
 
 def write_blocks(caches: Caches, blocks: Sequence[int], records: npt.NDArray[np.uint8]) -> None:
-    """Puts records into blocks: the inverse of `read_blocks`, in the order of the current stream.
-
-    Args:
-        caches: one ``(k, v)`` pair a layer, written in place.
-        blocks: block ids, none twice.
-        records: uint8 ``[n, bytes]``; not kept.
-    """
+    """`scatter_blocks` of records on the host, uint8 ``[n, bytes]``, which are not kept."""
     if len(blocks):
         new = to_device(from_bytes(records, torch.int32), caches[0][0].device)
-        assert new.shape == (len(blocks), _record_words(caches)), (new.shape, len(blocks))
-        _launch(caches, blocks, new, reads=False)
+        scatter_blocks(caches, blocks, new)
 
 
 def _record_words(caches: Caches) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from cotrt.kernels.copy_streams import CopyStreams
 from cotrt.kernels.reference import kv_cache as reference
 from cotrt.kernels.triton import kv_cache as module
 
@@ -48,3 +49,22 @@ def test_no_blocks_are_no_records(device):
     caches = random_caches(8, 1, 64, torch.bfloat16, device)
     assert module.read_blocks(caches, []).shape == (0, LAYERS * 2 * 8 * 64 * 2)
     module.write_blocks(caches, [], np.zeros((0, 0), np.uint8))
+
+
+def test_records_beside_the_steps_are_those_of_the_order_of_the_calls(device):
+    """Blocks that are overwritten, loaded and stored again at once, eight turns in flight."""
+    caches = random_caches(16, 2, 64, torch.bfloat16, device)
+    streams, taken = CopyStreams(device), []
+    generator = np.random.default_rng(0)
+    for _ in range(8):
+        blocks = generator.permutation(BLOCKS)[:3].tolist()
+        records = generator.integers(0, 64, (3, LAYERS * 2 * 16 * 2 * 64 * 2), dtype=np.uint8)
+        module.scatter_blocks(caches, blocks, streams.to_device(records))
+        taken.append((streams.to_host(module.gather_blocks(caches, blocks)), records.copy()))
+        for layer in caches:  # what the rows of a step would do
+            for cache in layer:
+                cache[blocks] = 1.0
+    for copy, expected in taken:
+        assert np.array_equal(copy.wait(), expected)
+        assert copy.seconds >= 0
+    assert all((cache[blocks] == 1).all() for layer in caches for cache in layer)
