@@ -126,24 +126,18 @@ class Generation(Handle[CompletionOutput]):
     """
 
     def __init__(self, runtime: Runtime, state: GenerationState, index: int = 0) -> None:
+        # Neither of the two callables holds the handle, which is gone when it is dropped.
         super().__init__(
-            runtime, (state.promise,), self._completion, lambda: runtime.cancel([state])
+            runtime,
+            (state.promise,),
+            _Completion(runtime, state, index).take,
+            lambda: runtime.cancel([state]),
         )
         self._runtime: Runtime = runtime
         self._state = state
-        self._index = index
-        self._output: CompletionOutput | None = None
 
     def _completion(self) -> CompletionOutput:
-        if self._output is None:
-            self._output = self._runtime.completion(self._state, self._index)
-        error = self._state.promise.error
-        if error is None:
-            return self._output
-        error = fresh(error)
-        if isinstance(error, (BranchPrunedError, NumericsError)) and error.output is None:
-            error.output = self._output
-        raise error
+        return self._collect()
 
     def __iter__(self) -> Iterator[Chunk]:
         self._check_process()
@@ -163,6 +157,31 @@ class Generation(Handle[CompletionOutput]):
         trace: TracebackType | None,
     ) -> None:
         self._runtime.on_leaving(self._cancel)
+
+
+class _Completion:
+    """What a generate brought, made once and when it is first wanted."""
+
+    def __init__(self, runtime: Runtime, state: GenerationState, index: int) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._index = index
+        self._output: CompletionOutput | None = None
+
+    def take(self) -> CompletionOutput:
+        """The completion; raises what the work ended with."""
+        if self._output is None:
+            self._output = self._runtime.completion(self._state, self._index)
+        error = self._state.promise.error
+        if error is None:
+            return self._output
+        error = fresh(error)
+        if isinstance(error, (BranchPrunedError, NumericsError)) and error.output is None:
+            error.output = self._output
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
 
 class _Chunks(Iterator[Chunk], AsyncIterator[Chunk]):
@@ -233,12 +252,12 @@ class Generations(Handle[list[CompletionOutput]], Sequence[Generation]):
     """
 
     def __init__(self, runtime: Runtime | None, items: Sequence[Generation]) -> None:
-        self._items = list(items)
+        self._items = held = list(items)  # the callables hold the items, and not the handle
         super().__init__(
             runtime,
-            [g._state.promise for g in self._items],
-            lambda: gather(self._items, Generation._completion),
-            lambda: None if runtime is None else runtime.cancel([g._state for g in self._items]),
+            [g._state.promise for g in held],
+            lambda: gather(held, Generation._completion),
+            lambda: None if runtime is None else runtime.cancel([g._state for g in held]),
         )
 
     @overload
@@ -290,7 +309,10 @@ def gather(items: Sequence[Any], collect: Callable[[Any], T]) -> list[T]:
             first = first or error
     if first is not None:
         first.outputs = results  # type: ignore[attr-defined]
-        raise first
+        try:
+            raise first
+        finally:
+            del first  # its traceback holds this frame
     return results  # type: ignore[return-value]
 
 

@@ -40,14 +40,13 @@ class Submission(Handle[list[RequestOutput]], Sequence[Generation]):
     def __init__(
         self, runtime: Runtime, requests: list[_Request], groups: list[list[Generation]]
     ) -> None:
-        self._requests = requests
-        self._groups = groups
-        self._items = [g for group in groups for g in group]
+        self._items = held = [g for group in groups for g in group]
+        # The callables hold the items, and not the handle: it is gone when it is dropped.
         super().__init__(
             runtime,
-            [g._state.promise for g in self._items],
-            self._outputs,
-            lambda: runtime.cancel([g._state for g in self._items]),
+            [g._state.promise for g in held],
+            lambda: gather(list(zip(requests, groups)), lambda pair: _output(runtime, *pair)),
+            lambda: runtime.cancel([g._state for g in held]),
         )
         self._runtime: Runtime = runtime
 
@@ -57,36 +56,6 @@ class Submission(Handle[list[RequestOutput]], Sequence[Generation]):
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def _outputs(self) -> list[RequestOutput]:
-        return gather(list(zip(self._requests, self._groups)), self._output)
-
-    def _output(self, pair: tuple[_Request, list[Generation]]) -> RequestOutput:
-        request, generations = pair
-        completions = gather(generations, lambda g: g._completion())
-        states = [g._state for g in generations]
-        first_tokens = [s.first_token for s in states if s.first_token]
-        return RequestOutput(
-            request_id=request.id,
-            prompt=request.text,
-            prompt_token_ids=request.ids,
-            outputs=completions,
-            prompt_logprobs=self._prompt_logprobs(request, states[0]),
-            num_cached_tokens=states[0].num_cached,
-            metrics=RequestMetrics(
-                arrival_time=min(s.created for s in states),
-                first_token_time=min(first_tokens, default=None),
-                finished_time=max(s.finished for s in states),
-            ),
-        )
-
-    def _prompt_logprobs(self, request: _Request, state: GenerationState) -> Any:
-        if request.params.prompt_logprobs is None:
-            return None
-        return [
-            None if i == 0 else self._runtime.logprob_dict(token, state.prompt_scores[i])
-            for i, token in enumerate(request.ids)
-        ]
 
     def _result_with_progress(self, use_tqdm: bool) -> list[RequestOutput]:
         """`result`, with a bar on a terminal; what is interrupted is cancelled."""
@@ -106,6 +75,34 @@ class Submission(Handle[list[RequestOutput]], Sequence[Generation]):
             if not self.done:
                 self._cancel()
             raise
+
+
+def _output(runtime: Runtime, request: _Request, generations: list[Generation]) -> RequestOutput:
+    completions = gather(generations, lambda g: g._completion())
+    states = [g._state for g in generations]
+    first_tokens = [s.first_token for s in states if s.first_token]
+    return RequestOutput(
+        request_id=request.id,
+        prompt=request.text,
+        prompt_token_ids=request.ids,
+        outputs=completions,
+        prompt_logprobs=_prompt_logprobs(runtime, request, states[0]),
+        num_cached_tokens=states[0].num_cached,
+        metrics=RequestMetrics(
+            arrival_time=min(s.created for s in states),
+            first_token_time=min(first_tokens, default=None),
+            finished_time=max(s.finished for s in states),
+        ),
+    )
+
+
+def _prompt_logprobs(runtime: Runtime, request: _Request, state: GenerationState) -> Any:
+    if request.params.prompt_logprobs is None:
+        return None
+    return [
+        None if i == 0 else runtime.logprob_dict(token, state.prompt_scores[i])
+        for i, token in enumerate(request.ids)
+    ]
 
 
 def submit(

@@ -131,7 +131,7 @@ class Outcomes:
             state.num_cached = max(0, min(work.num_reused, state.start - 1))
         self._collect(state)
         state.finish_reason, state.stop_reason = reason, stop_reason
-        state.promise.set(state)
+        state.promise.set(None)
         self.woken.append(state.promise)
         if state.release_when_done or seq.closed:
             self.close(seq)
@@ -227,6 +227,7 @@ class Outcomes:
 
     def _retire(self, work: Work) -> None:
         self._scheduler.remove(work)
+        work.data.work = None  # else they hold each other until Python looks for cycles
         seq = work.seq
         if seq.work is work:
             seq.work = None
@@ -254,8 +255,8 @@ class Outcomes:
             choice.promise.fail(error)
         self.woken.append(choice.promise)
         for score in choice.scores:
-            if score.work is not None and score.work.state is not WorkState.DONE:
-                score.choice = None
+            score.choice = None
+            if score.work is not None:
                 self.fail(score.work, error or CancelledError("the choice was cancelled"))
             self.drop_temporary(score.seq)
         if choice.seq.closed:

@@ -51,7 +51,8 @@ class GenerationState:
         history: sampled tokens that the processor looks at, growing; None without one.
         watch: looks for stop strings in the text as it grows; None without any.
         context: the last few tokens before the generated ones, for detokenising.
-        promise: done when it ends; its value is this state.
+        promise: done when it ends.
+        work: its work, until it ends.
         scores: of each sampled token, where more than its logprob was asked for.
         prompt_scores: of each prompt token from the second on, where asked for.
         tokens, logprobs: a copy of what was sampled, made at the end.
