@@ -96,7 +96,7 @@ class LateDevice:
 
     def _run_some(self) -> None:
         for queue in (self._queue, self._aside):
-            for _ in range(self._pace()):
+            for _ in range(self._pace() if queue else 0):
                 if queue:
                     _run_first(queue)
 
