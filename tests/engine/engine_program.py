@@ -31,5 +31,6 @@ class EngineProgram(LateVerbs, SavingVerbs):
             "always": among("move", "move", "move", "compute", None, None)(pick),
             "paced": flag(pick),
             "pace": number(pick),
+            "plain": pick.random() < 0.6,
             "late": number(pick) if pick.random() < 0.3 else None,
         }

@@ -20,6 +20,7 @@ import torch
 from engine_rig import LoggedModel, Rig
 
 from cotrt.engine.engine import Flight
+from cotrt.kernels.cpu.sample import sample as native_sample
 from cotrt.kernels.reference.candidates import BlockedLogits
 from cotrt.kernels.reference.sample import MIN_TEMPERATURE, Draws, sample_filtered, sample_plain
 from cotrt.plan import StepPlan, UInt8
@@ -319,8 +320,16 @@ def draw(
     *,
     raw: torch.Tensor,
     raw_rows: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The contract of `cotrt.kernels.triton.sample.sample`, by the reference."""
+) -> tuple[torch.Tensor, ...]:
+    """The contract of `cotrt.kernels.triton.sample.sample`, by the kernel that others draw with.
+
+    The native one and the reference differ where a token's mass lies within rounding of top_p.
+    """
+    if LoggedModel.backend_name == "cpu":
+        drawn = native_sample(
+            logits, rows, temperature, top_k, top_p, min_p, low, high, raw=raw, raw_rows=raw_rows
+        )
+        return tuple(map(torch.from_numpy, drawn))
     matrix, at = BlockedLogits(logits), torch.from_numpy(rows.astype(np.int64))
     bad = ~torch.isfinite(matrix.top[at])
     ids = matrix.matrix.argmax(dim=1)[at]

@@ -17,7 +17,7 @@ from cotrt.params import SamplingParams
 
 
 class LateVerbs(FailureVerbs, TreeVerbs):
-    """On a late device three in four generates need nothing of the host.
+    """Verbs that mean most on a late device, and make sense on any.
 
     Attributes:
         fences: how often verbs met a step that ran ahead, by what they did.
@@ -26,14 +26,18 @@ class LateVerbs(FailureVerbs, TreeVerbs):
     def __init__(self) -> None:
         super().__init__()
         self.is_late = False
+        self.is_plain = False
         self.fences: Counter[str] = Counter()
 
-    def make(self, *, late: int | None = None, **settings: Any) -> None:
+    def make(self, *, late: int | None = None, plain: bool = False, **settings: Any) -> None:
         """Beside the rest, a device.
 
         Args:
             late: its pace is drawn from this; None: one that runs at once.
+            plain: three in four generates ask for nothing that makes a step slow, as on a late
+                device, which would not run ahead else.
         """
+        self.is_plain = plain or late is not None
         if late is not None:
             self.is_late = True
             self.new_rig = partial(LateRig, pace=random_pace(late))
@@ -66,7 +70,7 @@ class LateVerbs(FailureVerbs, TreeVerbs):
         super().do_submit(prompts, self._plain(params, len(prompts)))
 
     def _plain(self, params: SamplingParams, number: int) -> SamplingParams:
-        if not self.is_late or number % 4 == 0:
+        if not self.is_plain or number % 4 == 0:
             return params
         return params.replace(
             presence_penalty=0.0, repetition_penalty=1.0, logprobs=None, min_tokens=0

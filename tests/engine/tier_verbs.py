@@ -117,7 +117,8 @@ class TierVerbs(WorkVerbs):
         files = self._files()
         if files:
             file = files[pick % len(files)]
-            file.write_bytes(file.read_bytes()[: where % file.stat().st_size])
+            data = file.read_bytes()
+            file.write_bytes(data[: where % max(1, len(data))])
 
     @verb(2, pick=number, where=number)
     def a_bit_flips(self, pick: int, where: int) -> None:
@@ -125,8 +126,9 @@ class TierVerbs(WorkVerbs):
         if files:
             file = files[pick % len(files)]
             data = bytearray(file.read_bytes())
-            data[where % len(data)] ^= 1 << (where % 8)
-            file.write_bytes(data)
+            if data:  # it may be cut already
+                data[where % len(data)] ^= 1 << (where % 8)
+                file.write_bytes(data)
 
     @verb(2, pick=number)
     def another_process_removes_a_record(self, pick: int) -> None:

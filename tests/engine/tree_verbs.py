@@ -24,15 +24,15 @@ class TreeVerbs(ProgramBase):
         super().__init__()
         self.num_storms = 0
 
-    @verb(4, when=number, ids=ids)
+    @verb(5, when=number, ids=ids)
     def root(self, when: int, ids: list[int]) -> None:
         self.do(when, lambda: self.new_root(ids))
 
-    @verb(6, when=number, pick=number, n=among(1, 2, 3))
+    @verb(8, when=number, pick=number, n=among(1, 2, 3))
     def fork(self, when: int, pick: int, n: int) -> None:
         self.do(when, lambda: self.do_fork(pick, n, None))
 
-    @verb(3, when=number, pick=number, at=number)
+    @verb(5, when=number, pick=number, at=number)
     def fork_at(self, when: int, pick: int, at: int) -> None:
         self.do(when, lambda: self.do_fork(pick, 1, at))
 
@@ -51,7 +51,7 @@ class TreeVerbs(ProgramBase):
             owner.children.append(child)
             self.shadows.append(child)
 
-    @verb(5, when=number, pick=number, ids=ids)
+    @verb(7, when=number, pick=number, ids=ids)
     def extend(self, when: int, pick: int, ids: list[int]) -> None:
         self.do(when, lambda: self.do_extend(pick, ids))
 
@@ -73,7 +73,7 @@ class TreeVerbs(ProgramBase):
             owner.ids += ids
             owner.sampled += [False] * len(ids)
 
-    @verb(4, when=number, pick=number, at=number, same=flag)
+    @verb(6, when=number, pick=number, at=number, same=flag)
     def truncate(self, when: int, pick: int, at: int, same: bool) -> None:
         self.do(when, lambda: self.do_truncate(pick, at, same))
 
@@ -93,7 +93,7 @@ class TreeVerbs(ProgramBase):
             owner.epoch += 1
         del owner.ids[length:], owner.sampled[length:]
 
-    @verb(3, when=number, pick=number)
+    @verb(5, when=number, pick=number)
     def prune(self, when: int, pick: int) -> None:
         self.do(when, lambda: self.do_prune(pick))
 

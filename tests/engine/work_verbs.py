@@ -27,7 +27,7 @@ class WorkVerbs(ProgramBase):
     def generate(self, when: int, pick: int, params: SamplingParams) -> None:
         self.do(when, lambda: self.do_generate(pick, params))
 
-    @verb(5, when=number, picks=several(number, 2, 4), params=number)
+    @verb(3, when=number, picks=several(number, 2, 3), params=number)
     def generate_many(self, when: int, picks: list[int], params: int) -> None:
         def act() -> None:
             for i, pick in enumerate(picks):
@@ -70,7 +70,7 @@ class WorkVerbs(ProgramBase):
         owner.busy = run
         self.look()
 
-    @verb(3, when=number, prompts=several(ids, 1, 3), params=among(*PARAMS), n=among(1, 2, 3))
+    @verb(2, when=number, prompts=several(ids, 1, 3), params=among(*PARAMS), n=among(1, 2, 3))
     def submit(self, when: int, prompts: list[list[int]], params: SamplingParams, n: int) -> None:
         self.do(when, lambda: self.do_submit(prompts, params.replace(n=n)))
 
@@ -165,7 +165,7 @@ class WorkVerbs(ProgramBase):
                 assert not run.owner.branch._seq.is_busy
         self.look()
 
-    @verb(18, count=among(1, 2, 3, 4, 5, 6))
+    @verb(14, count=among(1, 2, 3, 4, 5, 6))
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.step()
