@@ -7,10 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotrt.kernels.cpu import native
 from cotrt.kernels.cpu.linear import PackedWeight
 from cotrt.kernels.cpu.silu_and_mul import silu_and_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 1e-2}
+
+
+def loosely(exactly: float, as_int16: float) -> float:
+    """The tolerance for bfloat16, which AVX2 keeps in 15 bits of the largest; others as it is."""
+    return as_int16 if native.isa() == "avx2" else exactly
 
 
 def made(n: int, k: int, m: int, dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, ...]:
@@ -50,8 +56,9 @@ def test_any_shape(n: int, k: int, m: int, dtype: torch.dtype, with_bias: bool) 
     packed.add_to(x, added)
     assert torch.allclose(added, residual + found, atol=1e-6)
     row = packed.row(n - 1)
-    # A bfloat16 weight may be kept in 15 bits of its row's largest.
-    assert (row - exact[n - 1]).abs().max() <= 1e-4 * exact[n - 1].abs().max()
+    of_its_largest = 1e-4 * float(exact[n - 1].abs().max())
+    tolerance = loosely(1e-6, of_its_largest) if dtype == torch.bfloat16 else 1e-6
+    assert (row - exact[n - 1]).abs().max() <= tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -72,7 +79,7 @@ def test_many_rows_are_cut_into_chunks() -> None:
     weight, x, _ = made(2100, 256, 1700, torch.bfloat16, 0)
     found = PackedWeight([weight], dtype=torch.bfloat16)(x, torch.float32)
     expected = x.float() @ weight.float().T
-    assert torch.allclose(found, expected, atol=2e-3)
+    assert torch.allclose(found, expected, atol=loosely(1e-4, 2e-3))
 
 
 def test_sources_are_packed_one_under_the_other_and_cast() -> None:
@@ -85,7 +92,7 @@ def test_sources_are_packed_one_under_the_other_and_cast() -> None:
     assert torch.allclose(packed(x), x @ torch.cat(half).float().T, atol=1e-5)
     packed = PackedWeight(parts, dtype=torch.bfloat16)
     expected = x.bfloat16().float() @ torch.cat(parts).bfloat16().float().T
-    assert torch.allclose(packed(x.bfloat16(), torch.float32), expected, atol=5e-3)
+    assert torch.allclose(packed(x.bfloat16(), torch.float32), expected, atol=loosely(1e-4, 5e-3))
 
 
 def test_half_precision_values_are_exact() -> None:
