@@ -196,7 +196,6 @@ class Rig:
         self._schedule = self.scheduler.schedule
         self.scheduler.schedule = self._remember_step  # type: ignore[method-assign]
         if isinstance(self.model, LoggedModel):
-            self.model.logs = check
             self.model.expected = self._expected_paths
             self.model.on_load = self._check_load
 
@@ -374,6 +373,7 @@ def solo(
 ) -> GenerationState:
     """A generate from `ids` (of which `sampled` were sampled) in an engine of its own."""
     rig = Rig(num_blocks=512, block_size=16, max_model_len=max_model_len, check=False)
+    rig.model.logs = False
     branch = rig.root(ids)
     branch._seq.span.sampled[:] = sampled
     state = rig.runtime.new_state(branch._seq, params, default_max_tokens=None)
@@ -397,6 +397,7 @@ def from_scratch(
         match_prompts=False,
         check=False,
     )
+    rig.model.logs = False
     again = []
     for state, prompt, flags in zip(states, prompts, sampled, strict=True):
         branch = rig.root(prompt)
