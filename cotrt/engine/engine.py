@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from cotrt.engine.kept_errors import let_go
 from cotrt.engine.lock import EngineLock
 from cotrt.engine.memory_shortage import give_back_memory, is_out_of_memory
 from cotrt.engine.model import StepModel, is_asynchronous
@@ -303,7 +303,8 @@ class Engine:
                     return True
                 flight, self._flight = self._flight, None
         assert flight is not None
-        landing, step, flight = flight, None, None  # an error's traceback keeps this frame
+        landing = flight
+        step = flight = batch = before = None  # an error's traceback keeps this frame
         self._land(landing, self._flight)
         del landing
         return True
@@ -344,7 +345,7 @@ class Engine:
                     self.scheduler.forget_stores(behind.step)
             self._after_failed_step(flight.step, error)
             # Whoever keeps the error, a log say, does not keep the step and its sequences.
-            traceback.clear_frames(error.__traceback__)
+            let_go(error)
             del flight, behind
             return
         with self.lock:
@@ -388,6 +389,8 @@ class Engine:
         for (work, _), row, scores in zip(step.scored, step.plan.scored_rows, result.scored):
             if scores is None:
                 self._outcomes.end_bad(work, result, int(row))
+        for error in result.row_errors.values():
+            let_go(error)
         self.scheduler.commit(step, result.failed)
         if step.scored:
             self._outcomes.take_scores(step, result)

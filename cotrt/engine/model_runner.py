@@ -177,7 +177,7 @@ class ModelRunner:
         logits = self._model.run(step.plan)
         kernel = kernel_for(self._model.backend_name)
         result = self._finish(logits, step, batch, num_top, kernel, failed)
-        self._note_step(step, began)
+        self._note_step(len(step.plan.input_ids), began)
         return self._with_parts(result, step.plan) if self._debug else result
 
     def _with_parts(self, result: StepResult, plan: StepPlan) -> StepResult:
@@ -203,9 +203,9 @@ class ModelRunner:
             return frozenset(self.records.load(plan.loads))
         return frozenset()
 
-    def _note_step(self, step: Step, began: float) -> None:
+    def _note_step(self, num_tokens: int, began: float) -> None:
         if self.records is not None:
-            self.records.note_step(len(step.plan.input_ids), time.perf_counter() - began)
+            self.records.note_step(num_tokens, time.perf_counter() - began)
 
     def _enqueue(
         self,
@@ -222,14 +222,15 @@ class ModelRunner:
         failed = self._move(plan)
         if not len(plan.input_ids):
             return Pending(lambda: StepResult(None, [], [], failed=failed))
-        began = time.perf_counter()
+        # What waits holds none of these: a step would hold the one before it, and all before that.
+        num_tokens, runs_ahead, began = len(plan.input_ids), before is not None, time.perf_counter()
         logits = model.run(plan, None if before is None else before.token_ids)
         if not step.draws and not step.scored:
             copied = model.fetch(logits)  # of no rows: it says when the KV is there
 
             def wait_for_kv() -> StepResult:
                 copied.wait()
-                self._note_step(step, began)
+                self._note_step(num_tokens, began)
                 return StepResult(None, [], [], failed=failed)
 
             return Pending(wait_for_kv, is_done=False)
@@ -247,8 +248,8 @@ class ModelRunner:
 
         def wait_for_draws() -> StepResult:
             token_ids, logprobs, bad = (tensor.numpy() for tensor in copies.wait())
-            if before is None:
-                self._note_step(step, began)
+            if not runs_ahead:
+                self._note_step(num_tokens, began)
             return StepResult(SampleOutput(token_ids, logprobs, bad), [], [], failed=failed)
 
         return Pending(wait_for_draws, is_done=False, token_ids=drawn[0])

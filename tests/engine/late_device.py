@@ -180,7 +180,7 @@ class LateModel(LoggedModel):
         num_ahead: steps launched before the draws they take as input were read.
         num_failed_ahead: of these, how many were made to fail.
         runs: by the id of its plan, each step; the plan is held, so the id stays its own.
-        waiting_copies: target to source of those that are not made yet.
+        waiting_copies: a step each, in order: target to source of those that are not made yet.
         waiting_loads: block to token ids of those that are not there yet.
         free_blocks: gives the blocks that are free now.
     """
@@ -194,7 +194,7 @@ class LateModel(LoggedModel):
         self.num_ahead = 0
         self.num_failed_ahead = 0
         self.runs: dict[int, Run] = {}
-        self.waiting_copies: dict[int, int] = {}
+        self.waiting_copies: list[dict[int, int]] = []
         self.waiting_loads: dict[int, list[int]] = {}
         self.free_blocks: Callable[[], list[int]] = list
         self.expected_of: Callable[[StepPlan, bool], list[list[int]] | None] = lambda *_: None
@@ -207,10 +207,11 @@ class LateModel(LoggedModel):
             raise MemoryError("made to fail: no memory for a copy")
 
         def execute() -> None:
-            self.waiting_copies.clear()
+            assert self.waiting_copies.pop(0) is waiting
             ScriptedModel.copy_blocks(self, pairs)
 
-        self.waiting_copies.update((target, source) for source, target in pairs)
+        waiting = {target: source for source, target in pairs}
+        self.waiting_copies.append(waiting)
         for _, target in pairs:
             self.waiting_loads.pop(target, None)
         self.device.enqueue(execute, 0)
@@ -242,7 +243,8 @@ class LateModel(LoggedModel):
 
         self.waiting_loads |= loads
         for block in blocks:
-            self.waiting_copies.pop(block, None)
+            for waiting in self.waiting_copies:
+                waiting.pop(block, None)
         self.device.enqueue(scatter, 0)
 
     def run(self, step: StepPlan, input_ids: Any = None) -> Any:
@@ -452,10 +454,10 @@ class LateRig(Rig):
         contents = super()._contents()
         for block, ids in self.model.waiting_loads.items():
             contents[block] = ids
-        for target, source in [
-            (target, contents[source]) for target, source in self.model.waiting_copies.items()
-        ]:
-            contents[target] = source
+        for waiting in self.model.waiting_copies:
+            copied = {target: contents[source] for target, source in waiting.items()}
+            for target, ids in copied.items():
+                contents[target] = ids
         return contents
 
     def check(self) -> None:
