@@ -235,7 +235,7 @@ class ProgramBase:
 
     def teardown(self) -> None:
         """All works end, all twins are equal, and nothing is left once all is pruned."""
-        self.rig.run(limit=4000)
+        self.rig.run(limit=20_000)
         self.look()
         assert not self.running
         self.check_ended()
