@@ -67,8 +67,9 @@ class Result:
 def attention_jobs(quick: bool) -> list[Job]:
     import torch
 
+    from cotrt.kernels.triton.attention_launch import merge_constants
     from cotrt.kernels.triton.attention_variants import TILES, choose_variant, largest_tile
-    from cotrt.kernels.triton.tree_attention import attend_constants, merge_constants
+    from cotrt.kernels.triton.tree_attention import attend_constants
 
     names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
     bf16, fp16, fp32 = names
@@ -114,11 +115,8 @@ def attention_jobs(quick: bool) -> list[Job]:
 def deterministic_jobs(quick: bool) -> list[Job]:
     import torch
 
-    from cotrt.kernels.triton.fixed_chunks import (
-        attend_chunks_constants,
-        fixed_variant,
-        merge_chunks_constants,
-    )
+    from cotrt.kernels.triton.attention_launch import merge_constants
+    from cotrt.kernels.triton.fixed_chunks import attend_chunks_constants, fixed_variant
     from cotrt.kernels.triton.fixed_rows import linear_constants, tile_for
 
     names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -155,7 +153,7 @@ def deterministic_jobs(quick: bool) -> list[Job]:
                     "chunk_kernel:merge_chunks_kernel",
                     f"merge_chunks {names[dtype]} d{head_dim}",
                     types,
-                    merge_chunks_constants(head_dim),
+                    merge_constants(head_dim),
                     ("stride",),
                     2,
                     fuses=False,

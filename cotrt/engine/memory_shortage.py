@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from typing import Any
+
+from cotrt.engine.kept_errors import let_go
 
 # How torch puts it where it has no class of its own for it: its CPU allocator, and CUDA itself.
 _SAID = ("can't allocate memory", "out of memory")
@@ -21,7 +22,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def give_back_memory(model: Any, error: BaseException) -> None:
     """Drop what the failed step still holds, so that a smaller one finds room."""
-    traceback.clear_frames(error.__traceback__)
+    let_go(error)
     give_back = getattr(model, "give_back_memory", None)
     if give_back is not None:
         give_back()

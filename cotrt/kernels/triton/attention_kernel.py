@@ -25,6 +25,38 @@ _OUTPUT = tl.constexpr(7)  # bit 0: some rows go to the output; bit 1: some are 
 
 
 @triton.jit
+def _attend_keys(
+    acc, top, total, q, token, last, limit, entries_ptr, k_ptr, v_ptr, qk_scale,
+    stride_block, stride_token,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BS: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A state of rows, and the same with the keys of one step of the loop, from `token` on.
+
+    The state: an output that is not normalised, the largest score (base 2), the sum of weights.
+    """
+    offs_d = tl.arange(0, BLOCK_D)
+    offs_n = token + tl.arange(0, BLOCK_N)
+    in_n = offs_n < last
+    block = tl.load(entries_ptr + offs_n // BS, mask=in_n, other=0).to(tl.int64)
+    offs = block * stride_block + (offs_n % BS) * stride_token
+    offs = offs[:, None] + offs_d[None, :]
+    mask = in_n[:, None] & (offs_d < D)[None, :]
+    k = tl.load(k_ptr + offs, mask=mask, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
+    scores = tl.where(offs_n[None, :] < limit[:, None], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    # A row that has seen nothing yet has top -inf: 0 in its place makes its weights 0.
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    alpha = tl.exp2(top - shift)
+    p = tl.exp2(scores - shift[:, None])
+    total = total * alpha + tl.sum(p, 1)
+    v = tl.load(v_ptr + offs, mask=mask, other=0.0)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+    return acc, new_top, total
+
+
+@triton.jit
 def _attend_item(
     item_ptr, head, num_q_heads,
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, lse_ptr,
@@ -70,24 +102,10 @@ def _attend_item(
     top = tl.full([TILE], float("-inf"), tl.float32)  # largest score so far, base 2
     total = tl.zeros([TILE], tl.float32)
     for token in tl.range(0, last, BLOCK_N):
-        offs_n = token + tl.arange(0, BLOCK_N)
-        in_n = offs_n < last
-        block = tl.load(entries_ptr + offs_n // BS, mask=in_n, other=0).to(tl.int64)
-        offs = block * stride_block + (offs_n % BS) * stride_token
-        offs = offs[:, None] + offs_d[None, :]
-        mask = in_n[:, None] & in_d[None, :]
-        k = tl.load(k_ptr + offs, mask=mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
-        scores = tl.where(offs_n[None, :] < limit[:, None], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        # A row that has seen nothing yet has top -inf: 0 in its place makes its weights 0.
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        alpha = tl.exp2(top - shift)
-        p = tl.exp2(scores - shift[:, None])
-        total = total * alpha + tl.sum(p, 1)
-        top = new_top
-        v = tl.load(v_ptr + offs, mask=mask, other=0.0)
-        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+        acc, top, total = _attend_keys(
+            acc, top, total, q, token, last, limit, entries_ptr, k_ptr, v_ptr, qk_scale,
+            stride_block, stride_token, D, BLOCK_D, BS, BLOCK_N, PRECISION,
+        )  # fmt: skip
 
     seen = total > 0.0
     total = tl.where(seen, total, 1.0)  # a row that sees nothing: 0, with weight 0 (lse -inf)

@@ -14,7 +14,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_kernel import _CAUSAL, _ENTRY, _LEN, _OUTPUT, _ROWS, _SLOT, _START
+from .attention_kernel import (
+    _CAUSAL,
+    _ENTRY,
+    _LEN,
+    _OUTPUT,
+    _ROWS,
+    _SLOT,
+    _START,
+    _attend_keys,
+)
 
 
 @triton.jit
@@ -101,25 +110,11 @@ def attend_chunks_kernel(
                 chunk_top = tl.full([TILE], float("-inf"), tl.float32)
                 chunk_total = tl.zeros([TILE], tl.float32)
                 for token in tl.range(chunk, tl.minimum(chunk + CHUNK, last), BLOCK_N):
-                    offs_n = token + tl.arange(0, BLOCK_N)
-                    in_n = offs_n < last
-                    block = tl.load(item_entries_ptr + offs_n // BS, mask=in_n, other=0)
-                    offs = block.to(tl.int64) * stride_block + (offs_n % BS) * stride_token
-                    offs = offs[:, None] + offs_d[None, :]
-                    mask = in_n[:, None] & in_d[None, :]
-                    k = tl.load(head_k_ptr + offs, mask=mask, other=0.0)
-                    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
-                    scores = tl.where(offs_n[None, :] < limit[:, None], scores, float("-inf"))
-                    new_top = tl.maximum(chunk_top, tl.max(scores, 1))
-                    # A row that has seen nothing yet has top -inf: 0 in its place.
-                    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-                    alpha = tl.exp2(chunk_top - shift)
-                    p = tl.exp2(scores - shift[:, None])
-                    chunk_total = chunk_total * alpha + tl.sum(p, 1)
-                    chunk_top = new_top
-                    v = tl.load(head_v_ptr + offs, mask=mask, other=0.0)
-                    chunk_acc = chunk_acc * alpha[:, None]
-                    chunk_acc = tl.dot(p.to(v.dtype), v, chunk_acc, input_precision=PRECISION)
+                    chunk_acc, chunk_top, chunk_total = _attend_keys(
+                        chunk_acc, chunk_top, chunk_total, q, token, last, limit,
+                        item_entries_ptr, head_k_ptr, head_v_ptr, qk_scale,
+                        stride_block, stride_token, D, BLOCK_D, BS, BLOCK_N, PRECISION,
+                    )  # fmt: skip
                 acc, top, total = _add_chunk(acc, top, total, chunk_acc, chunk_top, chunk_total)
 
             partial = tl.load(slot_partials_ptr + slot, mask=is_row, other=-1)

@@ -8,15 +8,13 @@ import torch
 
 from cotrt.plan import AttentionPlan
 
-from .attention_kernel import ITEM_FIELDS, LOG2_E
-from .attention_variants import Variant, choose_variant, low_tile, programs_per_processor
+from .attention_launch import attend_and_merge, shared_constants
+from .attention_variants import Variant, choose_variant, low_tile
 from .attention_work import AttentionWork
 from .chunk_kernel import attend_chunks_kernel, merge_chunks_kernel
-from .launch import next_power_of_2, num_processors
 
 # Of the plans; whole steps of any variant's loop.
 CHUNK_TOKENS = 256
-MERGE_HEADS = 4  # heads a program of the merge takes at a time
 
 
 def fixed_tile(heads_per_kv: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -77,80 +75,16 @@ def attend_chunks(
         scale: of the scores.
         replayed: launch for any plan that ``work`` may come to hold, not for the one in it.
     """
-    num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = k_cache.shape[1:3]
-    variant = fixed_variant(head_dim, work.heads_per_kv, block_size, q.dtype)
+    variant = fixed_variant(q.shape[2], work.heads_per_kv, k_cache.shape[2], q.dtype)
     assert work.low_tile == work.high_tile == variant.high_tile
-    partial, state = room
-    processors = num_processors(q.device)
-    programs = processors * programs_per_processor(variant)
-    if not replayed:
-        programs = min(programs, work.num_items * num_kv_heads)
-    attend_chunks_kernel[(programs,)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        partial,
-        state,
-        work.counts,
-        work.items,
-        work.entries,
-        work.slot_rows,
-        work.slot_partials,
-        work.positions,
-        scale * LOG2_E,
-        num_kv_heads,
-        q.stride(0),
-        q.stride(1),
-        out.stride(0),
-        out.stride(1),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        **attend_chunks_constants(variant, q.dtype),
-        num_warps=variant.num_warps,
-        num_stages=variant.num_stages,
+    attend_and_merge(
+        attend_chunks_kernel, merge_chunks_kernel, q, k_cache, v_cache, work, room, out, scale,
+        variant, attend_chunks_constants(variant, q.dtype), replayed=replayed,
         enable_fp_fusion=False,
-    )
-    if replayed or work.num_merge_rows:
-        programs = processors * 8
-        if not replayed:
-            programs = min(programs, work.num_merge_rows * -(-num_q_heads // MERGE_HEADS))
-        merge_chunks_kernel[(programs,)](
-            partial,
-            state,
-            out,
-            work.counts,
-            work.merge_rows,
-            work.merge_offsets,
-            work.merge_partials,
-            num_q_heads,
-            out.stride(0),
-            out.stride(1),
-            **merge_chunks_constants(head_dim),
-            num_warps=2,
-            enable_fp_fusion=False,
-        )
+    )  # fmt: skip
 
 
 def attend_chunks_constants(variant: Variant, dtype: torch.dtype) -> dict[str, int | str]:
     """The compile-time arguments of the attention kernel."""
-    return {
-        "FIELDS": ITEM_FIELDS,
-        "CHUNK": CHUNK_TOKENS,
-        "G": variant.heads_per_kv,
-        "BLOCK_G": next_power_of_2(variant.heads_per_kv),
-        "D": variant.head_dim,
-        "BLOCK_D": next_power_of_2(variant.head_dim),
-        "BS": variant.block_size,
-        "TILE": variant.high_tile,
-        "BLOCK_N": variant.block_n,
-        # Exact products for float32 inputs; 16-bit ones are exact in any mode.
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
-    }
-
-
-def merge_chunks_constants(head_dim: int) -> dict[str, int]:
-    """The compile-time arguments of the merge kernel."""
-    return {"D": head_dim, "BLOCK_D": next_power_of_2(head_dim), "BLOCK_H": MERGE_HEADS}
+    own = {"CHUNK": CHUNK_TOKENS, "TILE": variant.high_tile}
+    return {**shared_constants(variant, dtype), **own}

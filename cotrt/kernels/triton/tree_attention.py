@@ -6,21 +6,13 @@ import torch
 
 from cotrt.plan import AttentionPlan
 
-from .attention_kernel import ITEM_FIELDS, LOG2_E, attend_kernel, merge_kernel
-from .attention_variants import (
-    Variant,
-    choose_variant,
-    largest_tile,
-    low_tile,
-    programs_per_processor,
-)
+from .attention_kernel import attend_kernel, merge_kernel
+from .attention_launch import attend_and_merge, shared_constants
+from .attention_variants import Variant, choose_variant, largest_tile, low_tile
 from .attention_work import AttentionWork, Capacity, capacity_for, choose_high_tile
 from .fixed_chunks import attend_chunks, check_chunks, fixed_tile
-from .launch import next_power_of_2, num_processors
 
 __all__ = ["GraphPlan", "PreparedPlan", "new_graph_plan", "prepare_plan", "tree_attention"]
-
-_MERGE_HEADS = 4  # heads a program of the merge takes at a time
 
 
 class PreparedPlan:
@@ -238,74 +230,15 @@ def tree_attention(
         attend_chunks(q, k_cache, v_cache, work, (partial, lse), out, scale, replayed=is_graph)
         return out
     variant = choose_variant(head_dim, heads_per_kv, block_size, work.high_tile, q.dtype)
-    processors = num_processors(q.device)
-    programs = processors * programs_per_processor(variant)
-    if not is_graph:
-        programs = min(programs, work.num_items * num_kv_heads)
-    attend_kernel[(programs,)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        partial,
-        lse,
-        work.counts,
-        work.items,
-        work.entries,
-        work.slot_rows,
-        work.slot_partials,
-        work.positions,
-        scale * LOG2_E,
-        num_kv_heads,
-        q.stride(0),
-        q.stride(1),
-        out.stride(0),
-        out.stride(1),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        **attend_constants(variant, q.dtype),
-        num_warps=variant.num_warps,
-        num_stages=variant.num_stages,
-    )
-    if is_graph or work.num_merge_rows:
-        programs = processors * 8
-        if not is_graph:
-            programs = min(programs, work.num_merge_rows * -(-num_q_heads // _MERGE_HEADS))
-        merge_kernel[(programs,)](
-            partial,
-            lse,
-            out,
-            work.counts,
-            work.merge_rows,
-            work.merge_offsets,
-            work.merge_partials,
-            num_q_heads,
-            out.stride(0),
-            out.stride(1),
-            **merge_constants(head_dim),
-            num_warps=2,
-        )
+    constants = attend_constants(variant, q.dtype)
+    attend_and_merge(
+        attend_kernel, merge_kernel, q, k_cache, v_cache, work, (partial, lse), out, scale,
+        variant, constants, replayed=is_graph,
+    )  # fmt: skip
     return out
 
 
 def attend_constants(variant: Variant, dtype: torch.dtype) -> dict[str, int | str]:
     """The compile-time arguments of the attention kernel."""
-    return {
-        "FIELDS": ITEM_FIELDS,
-        "G": variant.heads_per_kv,
-        "BLOCK_G": next_power_of_2(variant.heads_per_kv),
-        "D": variant.head_dim,
-        "BLOCK_D": next_power_of_2(variant.head_dim),
-        "BS": variant.block_size,
-        "LOW": variant.low_tile,
-        "HIGH": variant.high_tile,
-        "BLOCK_N": variant.block_n,
-        # Exact products for float32 inputs; 16-bit ones are exact in any mode.
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
-    }
-
-
-def merge_constants(head_dim: int) -> dict[str, int]:
-    """The compile-time arguments of the merge kernel."""
-    return {"D": head_dim, "BLOCK_D": next_power_of_2(head_dim), "BLOCK_H": _MERGE_HEADS}
+    tiles = {"LOW": variant.low_tile, "HIGH": variant.high_tile}
+    return {**shared_constants(variant, dtype), **tiles}

@@ -11,7 +11,7 @@ from attention_oracle import build_plan, oracle
 from attention_trees import Tree, level_tree
 from triton_plans import TOLERANCE, check, plan_of, pool_for, queries, random_tree
 
-from cotrt.kernels.triton import attention_work
+from cotrt.kernels.triton import attention_launch, attention_work
 from cotrt.kernels.triton import tree_attention as module
 from cotrt.kernels.triton.attention_variants import TILES, choose_variant, largest_tile
 from cotrt.kernels.triton.attention_work import AttentionWork, Capacity, capacity_for
@@ -179,8 +179,8 @@ def test_bits_do_not_depend_on_the_number_of_programs(programs, monkeypatch, dev
     k, v = pool_for(plan, 2, 64, BF16, device)
     q = queries(plan.num_rows, 8, 64, BF16, device)
     expected = tree_attention(q, k, v, plan, scale=0.125)
-    monkeypatch.setattr(module, "num_processors", lambda _: programs)
-    monkeypatch.setattr(module, "programs_per_processor", lambda _: 1)
+    monkeypatch.setattr(attention_launch, "num_processors", lambda _: programs)
+    monkeypatch.setattr(attention_launch, "programs_per_processor", lambda _: 1)
     assert torch.equal(tree_attention(q, k, v, plan, scale=0.125), expected)
 
 

@@ -19,7 +19,7 @@ from checkpoints import make_model, random_ids, save
 from chunk_cases import Case, exact, make_case, one_by_one, plan_of, same_bits
 
 from cotrt import LLM, SamplingParams, models
-from cotrt.kernels.triton import fixed_chunks, self_check
+from cotrt.kernels.triton import attention_launch, fixed_chunks, self_check
 from cotrt.kernels.triton.attention_work import AttentionWork
 from cotrt.kernels.triton.fixed_rows import linear, tile_for
 from cotrt.kernels.triton.sample import sample
@@ -181,8 +181,8 @@ def test_bits_do_not_depend_on_the_number_of_programs(
     case = make_case(20, BF16, 16, 4, 2, head_dim=64, chunk=CHUNK, max_sequences=3, max_rows=2)
     plan = plan_of(case, [case.shared // CHUNK] * len(case.tables))
     expected = attend(case, plan, device)
-    monkeypatch.setattr(fixed_chunks, "num_processors", lambda _: programs)
-    monkeypatch.setattr(fixed_chunks, "programs_per_processor", lambda _: 1)
+    monkeypatch.setattr(attention_launch, "num_processors", lambda _: programs)
+    monkeypatch.setattr(attention_launch, "programs_per_processor", lambda _: 1)
     assert same_bits(attend(case, plan, device), expected)
 
 
