@@ -40,10 +40,17 @@ class _Record(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Found:
-    """What there is of a chunk: its beginning, from the pool, and the records with the rest."""
+    """What there is of a chunk.
+
+    Attributes:
+        head: its beginning, from the pool.
+        rest: the records with what follows.
+        waiting: those of `rest` whose store is planned, by key: their blocks are in the pool still.
+    """
 
     head: UInt8 | None
     rest: list[_Record]
+    waiting: dict[bytes, UInt8] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -193,11 +200,13 @@ class Snapshot:
     def _read(self, chunks: Sequence[Chunk]) -> list[_Found | None]:
         """What the pool has of some chunks, None for those that are nowhere. Between steps."""
         shape, size = self._engine.model.kv_shape, self._engine.tree.block_size
+        tiers = self._engine.tree.tiers
         tables = _BlockTables(self._engine)
         until = time.monotonic() + _KEEP_SECONDS
         blocks: list[int] = []
         found: list[_Found | None] = []
         places: list[tuple[_Found, int, int, int]] = []
+        stores: list[tuple[_Found, int, bytes, int]] = []
         for chunk in chunks:
             if self._held[chunk.branch].fork.pruned:
                 number = self._held[chunk.branch].seq.id
@@ -213,6 +222,11 @@ class Snapshot:
             rest = [r for r in held.records if r.start < stop and r.stop > after]
             each = _Found(None, rest if end < stop else [])
             found.append(each)
+            for record in each.rest:
+                block = None if tiers is None else tiers.planned_block(record.key)
+                if block is not None:
+                    stores.append((each, len(blocks), record.key, record.stop - record.start))
+                    blocks.append(block)
             if end > chunk.start:
                 skip = chunk.start % size
                 places.append((each, len(blocks), skip, skip + end - chunk.start))
@@ -222,6 +236,9 @@ class Snapshot:
             assert rows is not None
             record = shape.join(list(rows[first : first + -(-end // size)]))
             each.head = shape.cut(record, skip, end)
+        for each, at, key, count in stores:
+            assert rows is not None
+            each.waiting[key] = shape.cut(rows[at], 0, count)
         return found
 
     def _complete(self, chunk: Chunk, found: _Found) -> UInt8 | None:
@@ -231,7 +248,7 @@ class Snapshot:
         at = chunk.start + sum(part.size for part in parts) // shape.token_bytes
         stop = chunk.start + chunk.num_tokens
         for start, end, key in found.rest:
-            record = self._read_record(key)
+            record = found.waiting[key] if key in found.waiting else self._read_record(key)
             if record is None or record.size != (end - start) * shape.token_bytes:
                 return None
             parts.append(shape.cut(record, at - start, min(stop, end) - start))

@@ -170,6 +170,11 @@ class Tiers:
             self._planned[key] = (block, num_tokens)
             self._planned_bytes += size
 
+    def planned_block(self, key: bytes) -> int | None:
+        """The block whose KV a step to come stores under this key; nobody writes it before."""
+        planned = self._planned.get(key)
+        return None if planned is None else planned[0]
+
     def _is_on_its_way(self, key: bytes) -> bool:
         return key in self._planned or key in self._storing
 

@@ -14,7 +14,9 @@ from engine_rig import Rig, probs
 
 from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
+from cotrt.saved.reader import SavedFile
 from cotrt.stats import branch_kv, memory_stats
+from cotrt.tree.memory_pressure import give_up
 from cotrt.tree.tiers import Tiers
 
 Made = Callable[..., Rig]
@@ -120,6 +122,28 @@ def test_an_idle_branch_comes_back_whole(make: Made, tier: str) -> None:
     assert after["prompt_tokens_reused"] - before["prompt_tokens_reused"] == held
     assert state.num_cached == held
     assert state.tokens == rig.solo(state).tokens
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_what_is_still_to_be_stored_is_saved_from_its_blocks(
+    make: Made, tier: str, tmp_path: Path
+) -> None:
+    rig = make(tier)
+    branch = rig.root([1 + i % 5 for i in range(21)])
+    rig.start(branch, max_tokens=1, temperature=0.0)
+    rig.run()
+    ids = branch._seq.ids()
+    give_up(rig.tree, branch._seq)
+    while rig.tree.pool.num_cached:  # its whole blocks too are on their way
+        rig.tree.allocate()
+    steps = rig.num_steps
+    branch.save(tmp_path / "saved")
+    assert rig.num_steps == steps
+    file = SavedFile(tmp_path / "saved")
+    (chunk,) = file.chunks
+    assert (chunk.start, chunk.num_tokens) == (0, 21)
+    assert file.read_kv(0, 0, 21).view(np.int32).tolist() == ids[:21]
+    file.close()
 
 
 def test_what_was_pruned_is_not_kept(make: Made) -> None:
