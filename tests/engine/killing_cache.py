@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 from endless_cache_writer import MAX_BYTES, RECORD_BYTES, key_of, record_of
+from killing import kill, start_writer
 
 from cotrt.engine import record_file
 from cotrt.engine.disk_store import DiskStore
 
 WRITER = Path(__file__).resolve().parent / "endless_cache_writer.py"
-
-
-def start_writer(folder: Path, how: str, first: int) -> subprocess.Popen[bytes]:
-    """A writer that has written its first records; `how` is "keep" or "private"."""
-    command = [sys.executable, str(WRITER), str(folder), how, str(first)]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert writer.stdout is not None
-    assert writer.stdout.readline()
-    return writer
-
-
-def kill(writer: subprocess.Popen[bytes]) -> None:
-    """Kill -9."""
-    writer.send_signal(signal.SIGKILL)
-    assert writer.wait(30) == -signal.SIGKILL
-    assert writer.stdout is not None
-    writer.stdout.close()
 
 
 def kill_while_caching(folder: Path, times: int, seed: int) -> tuple[int, int]:
@@ -44,7 +25,7 @@ def kill_while_caching(folder: Path, times: int, seed: int) -> tuple[int, int]:
     """
     pick, whole, left = random.Random(seed), 0, 0
     for turn in range(times):
-        writer = start_writer(folder, "keep", turn * 100_000)
+        writer, _ = start_writer(WRITER, folder, "keep", turn * 100_000)
         time.sleep(pick.random() * 0.05)
         kill(writer)
         found = {path.name for path in folder.iterdir()}

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from killing_cache import kill, kill_while_caching, start_writer
+from killing import kill, start_writer
+from killing_cache import WRITER, kill_while_caching
 
 from cotrt.engine import record_file
 from cotrt.engine.disk_store import DiskStore
@@ -251,7 +252,7 @@ def test_a_killed_writer_leaves_whole_records_only(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_killed_process_is_removed_by_the_next(made: Made, tmp_path: Path) -> None:
-    process = start_writer(tmp_path, "private", 0)
+    process, _ = start_writer(WRITER, tmp_path, "private", 0)
     (theirs,) = tmp_path.iterdir()
     remove_abandoned(tmp_path)
     assert theirs.is_dir(), "its process lives"

@@ -16,6 +16,24 @@ from cotrt.saved.reader import SavedFile
 WRITER = Path(__file__).resolve().parent / "endless_writer.py"
 
 
+def start_writer(script: Path, *arguments: object) -> tuple[subprocess.Popen[bytes], bytes]:
+    """A program that has begun to write, and the line in which it said so."""
+    command = [sys.executable, str(script), *map(str, arguments)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    said = writer.stdout.readline()
+    assert said
+    return writer, said
+
+
+def kill(writer: subprocess.Popen[bytes]) -> None:
+    """Kill -9."""
+    writer.send_signal(signal.SIGKILL)
+    assert writer.wait(30) == -signal.SIGKILL
+    assert writer.stdout is not None
+    writer.stdout.close()
+
+
 def kill_while_saving(folder: Path, times: int, seed: int) -> tuple[int, int]:
     """Kill a writer `times` times; what is there after each is whole, or nothing is.
 
@@ -28,15 +46,10 @@ def kill_while_saving(folder: Path, times: int, seed: int) -> tuple[int, int]:
     for number in range(times):
         if pick.random() < 0.3:
             path.unlink(missing_ok=True)
-        writer = subprocess.Popen(
-            [sys.executable, str(WRITER), str(path), str(number)], stdout=subprocess.PIPE
-        )
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"begun\n"
+        writer, said = start_writer(WRITER, path, number)
+        assert said == b"begun\n"
         time.sleep(pick.random() * 0.05)
-        writer.send_signal(signal.SIGKILL)
-        assert writer.wait() == -signal.SIGKILL
-        writer.stdout.close()
+        kill(writer)
         others = [name for name in os.listdir(folder) if name != path.name]
         assert len(others) <= 1 and all(name.startswith(PREFIX) for name in others), others
         if path.exists():
