@@ -222,10 +222,10 @@ class Snapshot:
             rest = [r for r in held.records if r.start < stop and r.stop > after]
             each = _Found(None, rest if end < stop else [])
             found.append(each)
-            for record in each.rest:
-                block = None if tiers is None else tiers.planned_block(record.key)
+            for begin, finish, key in each.rest:
+                block = None if tiers is None else tiers.planned_block(key)
                 if block is not None:
-                    stores.append((each, len(blocks), record.key, record.stop - record.start))
+                    stores.append((each, len(blocks), key, finish - begin))
                     blocks.append(block)
             if end > chunk.start:
                 skip = chunk.start % size
