@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cotrt.tree.kv_tree import Node
+from cotrt.tree.node import Node
 from cotrt.tree.sequence import Sequence
 
 UInt64 = npt.NDArray[np.uint64]

@@ -2,85 +2,21 @@
 
 from __future__ import annotations
 
-import bisect
-import heapq
 import itertools
 from collections.abc import Sequence as SequenceABC
 from typing import TYPE_CHECKING
 
 from cotrt.tree.block_pool import BlockPool
+from cotrt.tree.cold_leaves import ColdLeaves
+from cotrt.tree.node import Node, common_prefix
 from cotrt.tree.sequence import Sequence
+from cotrt.tree.tree_laws import check_tree
 
 if TYPE_CHECKING:
     from cotrt.tree.tiers import Tiers
 
-Key = tuple[int, ...]
-Evictable = tuple[int, int, int, "Node"]  # kind, last_used, a tie-break; the node
-
 # The tails of this many sequences, newest first, are looked at for a partial match at one node.
 _MAX_TAILS_COMPARED = 512
-
-
-class Node:
-    """A run of full, immutable blocks under a parent.
-
-    Attributes:
-        parent: the node before it; None for the tree's root, which has no blocks.
-        blocks: block ids; keys: the token ids of each block.
-        start, end: absolute positions of its first token and after its last.
-        children: child nodes by the token ids of their first block; sorted_keys: those, sorted.
-        tips: sequences whose sealed part ends here (a dict used as an ordered set).
-        num_live: tips, plus children that are live. A node without any is cached.
-        pruned: it lost its last holder by a prune, so it is evicted first.
-        last_used: clock value of the loss of its last holder.
-        record_keys: keys of its first blocks, as far as a tier or a save has asked for them.
-    """
-
-    __slots__ = (
-        "blocks",
-        "children",
-        "end",
-        "keys",
-        "last_used",
-        "num_hashed",
-        "num_live",
-        "parent",
-        "path_hash",
-        "pruned",
-        "record_keys",
-        "sorted_keys",
-        "start",
-        "tips",
-    )
-
-    def __init__(self, parent: Node | None, start: int) -> None:
-        self.parent = parent
-        self.blocks: list[int] = []
-        self.keys: list[Key] = []
-        self.start = start
-        self.end = start
-        self.children: dict[Key, Node] = {}
-        self.sorted_keys: list[Key] = []
-        self.tips: dict[Sequence, None] = {}
-        self.num_live = 0
-        self.pruned = False
-        self.last_used = 0
-        self.path_hash = 0  # kept by counting.PathHasher: covers the first num_hashed blocks
-        self.num_hashed = -1
-        self.record_keys: list[bytes] = []
-
-    def add_child(self, child: Node) -> None:
-        self.children[child.keys[0]] = child
-        bisect.insort(self.sorted_keys, child.keys[0])
-
-    def remove_child(self, key: Key) -> None:
-        del self.children[key]
-        del self.sorted_keys[bisect.bisect_left(self.sorted_keys, key)]
-
-    def nearest_keys(self, tokens: SequenceABC[int]) -> list[Key]:
-        """At most two children's keys, among them one that begins most like `tokens`."""
-        at = bisect.bisect_left(self.sorted_keys, tuple(tokens))
-        return self.sorted_keys[max(0, at - 1) : at + 1]
 
 
 class KVTree:
@@ -100,8 +36,7 @@ class KVTree:
         self.num_copies_on_write = 0
         self.num_evicted = 0
         self.tiers: Tiers | None = None  # told of what is sealed, pruned and evicted
-        self._evictable: list[Evictable] = []
-        self._tiebreak = itertools.count()
+        self._cold = ColdLeaves(num_blocks)
 
     # ---- tips ---------------------------------------------------------------------------------
 
@@ -214,7 +149,7 @@ class KVTree:
             self.clock += 1
             node.last_used = self.clock
             if not node.children:
-                self._push_evictable(node)
+                self._cold.push(node)
             node = node.parent
         if node is self.root:
             node.num_live -= 1
@@ -399,38 +334,25 @@ class KVTree:
 
     # ---- eviction -----------------------------------------------------------------------------
 
-    def _push_evictable(self, node: Node) -> None:
-        entry = (0 if node.pruned else 1, node.last_used, next(self._tiebreak), node)
-        heapq.heappush(self._evictable, entry)
-        if len(self._evictable) > 2 * self.pool.num_blocks + 64:
-            # Entries go stale when their node comes into use again; no node has two that hold.
-            self._evictable = [entry for entry in self._evictable if _holds_true(entry)]
-            heapq.heapify(self._evictable)
-
     def _evict_block(self) -> None:
         """Give up the last block of the coldest cached leaf, pruned ones first."""
-        while True:
-            if not _holds_true(self._evictable[0]):
-                heapq.heappop(self._evictable)
-                continue
-            node = self._evictable[0][-1]
-            if self.tiers is not None and not node.pruned:
-                self.tiers.evicting(node)
-            block = node.blocks.pop()
-            key = node.keys.pop()
-            del node.record_keys[len(node.blocks) :]
-            node.end -= self.block_size
-            node.num_hashed = -1
-            self.pool.unseal(block)
-            self.num_evicted += 1
-            if not node.blocks:
-                heapq.heappop(self._evictable)
-                parent = node.parent
-                assert parent is not None
-                parent.remove_child(key)
-                if parent is not self.root and not parent.num_live and not parent.children:
-                    self._push_evictable(parent)
-            return
+        node = self._cold.coldest()
+        if self.tiers is not None and not node.pruned:
+            self.tiers.evicting(node)
+        block = node.blocks.pop()
+        key = node.keys.pop()
+        del node.record_keys[len(node.blocks) :]
+        node.end -= self.block_size
+        node.num_hashed = -1
+        self.pool.unseal(block)
+        self.num_evicted += 1
+        if not node.blocks:
+            self._cold.pop()
+            parent = node.parent
+            assert parent is not None
+            parent.remove_child(key)
+            if parent is not self.root and not parent.num_live and not parent.children:
+                self._cold.push(parent)
 
     # ---- looking inside -----------------------------------------------------------------------
 
@@ -467,64 +389,5 @@ class KVTree:
         return found
 
     def check_invariants(self, sequences: SequenceABC[Sequence]) -> None:
-        """Recompute every count from the nodes and from `sequences`; AssertionError if one is off.
-
-        Args:
-            sequences: every sequence that was attached and not detached.
-        """
-        holders, sealed = [0] * self.pool.num_blocks, set[int]()
-        paths: dict[Node, list[int]] = {self.root: []}
-        for node in self.nodes():  # parents first
-            assert node.parent is not None
-            paths[node] = paths[node.parent] + [token for ids in node.keys for token in ids]
-        tips: dict[int, int] = {}
-        for seq in sequences:
-            assert seq in seq.node.tips, f"sequence {seq.id} is not a tip of its node"
-            tips[id(seq.node)] = tips.get(id(seq.node), 0) + 1
-            for block in seq.private:
-                holders[block] += 1
-            assert seq.num_computed <= seq.length, (
-                f"sequence {seq.id}: {seq.num_computed} computed of {seq.length} tokens"
-            )
-            ids = seq.ids(0, seq.node.end)
-            assert paths.get(seq.node) == ids, f"sequence {seq.id}: path and tokens differ"
-        for node in self.nodes():
-            size = self.block_size
-            assert node.blocks and len(node.blocks) == len(node.keys)
-            assert node.end == node.start + len(node.blocks) * size
-            assert node.parent is not None and node.parent.end == node.start
-            assert node.parent.children.get(node.keys[0]) is node
-            assert node.sorted_keys == sorted(node.children), "sorted_keys are not the children's"
-            live_children = sum(1 for c in node.children.values() if c.num_live)
-            assert len(node.tips) == tips.get(id(node), 0), "a tip of no known sequence"
-            assert node.num_live == len(node.tips) + live_children, (
-                f"node at {node.start}: num_live {node.num_live}, "
-                f"{len(node.tips)} tips and {live_children} live children can be named"
-            )
-            for block in node.blocks:
-                assert block not in sealed, f"block {block} is owned by two nodes"
-                sealed.add(block)
-                holders[block] += 1 if node.num_live else 0
-        self.pool.check_invariants(holders, sealed)
-
-
-def _holds_true(entry: Evictable) -> bool:
-    """The node is a cached leaf, and of the kind and age that it had when it was entered."""
-    kind, last_used, _, node = entry
-    return (
-        not node.num_live
-        and not node.children
-        and bool(node.blocks)
-        and node.last_used == last_used
-        and kind == (0 if node.pruned else 1)
-    )
-
-
-def common_prefix(a: SequenceABC[int], b: SequenceABC[int]) -> int:
-    """How many leading items `a` and `b` have in common."""
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+        """Raise AssertionError where a law is broken (`tree_laws.check_tree`)."""
+        check_tree(self, sequences)

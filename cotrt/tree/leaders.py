@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cotrt.tree.kv_tree import common_prefix
+from cotrt.tree.node import common_prefix
 from cotrt.tree.step import Entry
 from cotrt.tree.step_builder import StepBuilder
 from cotrt.tree.work import Work, WorkState

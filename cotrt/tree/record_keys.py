@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cotrt.tree.kv_tree import Node
+    from cotrt.tree.node import Node
 
 KEY_BYTES = 32
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cotrt.tree.tokens import TokenSpan
 
 if TYPE_CHECKING:
-    from cotrt.tree.kv_tree import Node
+    from cotrt.tree.node import Node
     from cotrt.tree.work import Work
 
 # Depth-first order is kept exactly down to this depth; deeper sequences sort with their ancestor.

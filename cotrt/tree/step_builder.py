@@ -7,7 +7,8 @@ import numpy as np
 from cotrt.plan import StepPlan
 from cotrt.tree.attention_planner import AttentionPlanner, PlanLeaf
 from cotrt.tree.counting import path_hash, token_hashes
-from cotrt.tree.kv_tree import KVTree, Node
+from cotrt.tree.kv_tree import KVTree
+from cotrt.tree.node import Node
 from cotrt.tree.step import Entry, LoadEntry, Step
 from cotrt.tree.work import Work
 

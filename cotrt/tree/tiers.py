@@ -26,7 +26,8 @@ from cotrt.tree.sequence import Sequence
 from cotrt.tree.tier_costs import TierCosts
 
 if TYPE_CHECKING:
-    from cotrt.tree.kv_tree import KVTree, Node
+    from cotrt.tree.kv_tree import KVTree
+    from cotrt.tree.node import Node
 
 Store = tuple[int, bytes, int]  # block, key, tokens
 # Reads run ahead of the steps that need them by so many bytes.

@@ -7,7 +7,7 @@ import random
 import pytest
 from tree_rig import Grove
 
-from cotrt.tree.kv_tree import common_prefix
+from cotrt.tree.node import common_prefix
 from cotrt.tree.sequence import Sequence
 
 
@@ -232,7 +232,7 @@ def test_the_order_of_eviction_takes_no_room_beyond_the_pool() -> None:
     cached(grove, list(range(8)), pruned=False)
     for _ in range(5000):
         held(grove, list(range(8)))
-    assert len(grove.tree._evictable) < 200
+    assert len(grove.tree._cold) < 200
 
 
 def test_sealed_paths_of_20_000_forks_need_no_recursion() -> None:
