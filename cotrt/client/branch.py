@@ -1,21 +1,22 @@
-"""Branches on a server, with the verbs of local ones."""
+"""A branch on a server, with the verbs of a local one."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from cotrt.client.generation import RemoteGeneration
-from cotrt.client.handle import RemoteGathered, RemoteHandle
+from cotrt.client.handle import RemoteHandle
 from cotrt.client.plain import plain, plain_ids, plain_sampling
-from cotrt.errors import BranchPrunedError, InvalidRequestError
-from cotrt.outputs import BranchKV, Choice, CompletionOutput, Score
+from cotrt.errors import BranchPrunedError
+from cotrt.outputs import BranchKV, Choice, Score
 
 if TYPE_CHECKING:
+    from cotrt.client.branches import RemoteBranches
     from cotrt.client.client import Client
 
 Continuation = str | Sequence[int]
@@ -41,6 +42,8 @@ class RemoteBranch:
     def fork(self, n: int = 1, *, at: int | None = None) -> RemoteBranches:
         """`n` children that share all KV. Errors are those of `Branch.fork`."""
         found = self._post("fork", {"n": n, "at": at})["data"]
+        from cotrt.client.branches import RemoteBranches
+
         return RemoteBranches(self._client, [RemoteBranch(self._client, each) for each in found])
 
     def extend(self, text_or_ids: Continuation, *, special: bool = True) -> RemoteBranch:
@@ -144,6 +147,8 @@ class RemoteBranch:
     @property
     def children(self) -> RemoteBranches:
         """Its living children."""
+        from cotrt.client.branches import RemoteBranches
+
         wanted = set(self._get(full=False)["children"])
         found = [branch for branch in self._client.branches() if branch.id in wanted]
         return RemoteBranches(self._client, found)
@@ -203,93 +208,6 @@ class RemoteBranch:
     def _delete(self, prune: str) -> None:
         with contextlib.suppress(BranchPrunedError):
             self._client._call("DELETE", f"{self._path()}?prune={prune}")
-
-
-class RemoteBranches(Sequence[RemoteBranch]):
-    """Several branches with the verbs of one; as a context manager it prunes all."""
-
-    def __init__(self, client: Client, branches: Iterable[RemoteBranch]) -> None:
-        self._client = client
-        self._branches = list(branches)
-
-    def generate(self, params: Any = None, **overrides: Any) -> RemoteGathered[CompletionOutput]:
-        """`RemoteBranch.generate` on each, together.
-
-        Args:
-            params: one for all (an explicit seed gives the i-th branch ``hash(seed, i)``), or a
-                list with one each.
-            **overrides: fields to set on top of each.
-        """
-        if isinstance(params, (list, tuple)):
-            if len(params) != len(self):
-                raise InvalidRequestError(
-                    f"{len(params)} params for {len(self)} branches: give one, or one each"
-                )
-            started = [b.generate(p, **overrides) for b, p in zip(self._branches, params)]
-            return RemoteGathered(started)
-        from cotrt.sampling.seeds import normalize_seed, output_seed
-
-        fields = plain_sampling(params, overrides)
-        seed = fields.pop("seed", None)
-        each = []
-        for i, branch in enumerate(self._branches):
-            own = {} if seed is None else {"seed": output_seed(normalize_seed(seed), i)}
-            each.append(RemoteGeneration(branch, {**fields, **own}))
-        return RemoteGathered(each)
-
-    def score(self, continuations: Any, *, given: Continuation = "") -> RemoteGathered[Any]:
-        """`RemoteBranch.score` on each, together."""
-        return RemoteGathered([b.score(continuations, given=given) for b in self._branches])
-
-    def choose(
-        self,
-        options: Sequence[Continuation],
-        *,
-        given: Continuation = "",
-        normalize: Literal["mean", "sum"] = "mean",
-    ) -> RemoteGathered[Choice]:
-        """`RemoteBranch.choose` on each, together."""
-        return RemoteGathered(
-            [b.choose(options, given=given, normalize=normalize) for b in self._branches]
-        )
-
-    def extend(self, text_or_ids: Continuation, *, special: bool = True) -> RemoteBranches:
-        """`RemoteBranch.extend` on each."""
-        for branch in self._branches:
-            branch.extend(text_or_ids, special=special)
-        return self
-
-    def fork(self, n: int = 1, *, at: int | None = None) -> RemoteBranches:
-        """`n` children of each, those of the first branch first."""
-        found = [child for branch in self._branches for child in branch.fork(n, at=at)]
-        return RemoteBranches(self._client, found)
-
-    def prune(self) -> None:
-        """Prune all."""
-        for branch in self._branches:
-            branch.prune()
-
-    @overload
-    def __getitem__(self, index: int) -> RemoteBranch: ...
-    @overload
-    def __getitem__(self, index: slice) -> RemoteBranches: ...
-    def __getitem__(self, index: int | slice) -> RemoteBranch | RemoteBranches:
-        found = self._branches[index]
-        return RemoteBranches(self._client, found) if isinstance(found, list) else found
-
-    def __len__(self) -> int:
-        return len(self._branches)
-
-    def __enter__(self) -> RemoteBranches:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.prune()
 
 
 def _score(found: Mapping[str, Any]) -> Score:

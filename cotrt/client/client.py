@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from cotrt.client.branch import RemoteBranch, RemoteBranches
+from cotrt.client.branch import RemoteBranch
+from cotrt.client.branches import RemoteBranches
 from cotrt.client.errors import server_error
 from cotrt.client.plain import plain_ids
 from cotrt.errors import InvalidRequestError

@@ -61,6 +61,26 @@ def test_the_verbs_do_what_the_local_ones_do(rig: Rig, client: cotrt.Client) -> 
     local.prune()
 
 
+def test_several_do_what_several_local_ones_do(rig: Rig, client: cotrt.Client) -> None:
+    with (
+        rig.llm.branch("question: ").fork(3) as ours,
+        client.branch("question: ").fork(3) as theirs,
+    ):
+        each = ["one", [65, 66], "three"]
+        assert [b.token_ids for b in theirs.extend(each)] == [
+            b.token_ids for b in ours.extend(each)
+        ]
+        assert [b.text for b in theirs.extend("!")] == [b.text for b in ours.extend("!")]
+        with pytest.raises(cotrt.InvalidRequestError, match="2 texts for 3 branches"):
+            theirs.extend(["a", "b"])
+        assert [b.text for b in theirs.truncate(11)] == [b.text for b in ours.truncate(11)]
+        both = [branches.generate(max_tokens=8, seed=1).result() for branches in (ours, theirs)]
+        assert both[0] == both[1]
+        assert [b.text for b in theirs.finished] == [b.text for b in ours.finished]
+        theirs[:2].close()
+        assert [branch.alive for branch in theirs] == [False, False, True]
+
+
 def test_logprobs_come_as_the_local_ones(rig: Rig, client: cotrt.Client) -> None:
     asked = SamplingParams(temperature=0, max_tokens=3, logprobs=2)
     ours = rig.llm.branch("abc").generate(asked).result()
