@@ -180,8 +180,8 @@ class LateModel(LoggedModel):
         num_ahead: steps launched before the draws they take as input were read.
         num_failed_ahead: of these, how many were made to fail.
         runs: by the id of its plan, each step; the plan is held, so the id stays its own.
-        waiting_copies: a step each, in order: target to source of those that are not made yet.
-        waiting_loads: block to token ids of those that are not there yet.
+        waiting_moves: copies and loads that are not made yet, in their order, a call each: block to
+            the one that is copied into it, or to the token ids that are loaded.
         free_blocks: gives the blocks that are free now.
     """
 
@@ -194,8 +194,7 @@ class LateModel(LoggedModel):
         self.num_ahead = 0
         self.num_failed_ahead = 0
         self.runs: dict[int, Run] = {}
-        self.waiting_copies: list[dict[int, int]] = []
-        self.waiting_loads: dict[int, list[int]] = {}
+        self.waiting_moves: list[dict[int, int | list[int]]] = []
         self.free_blocks: Callable[[], list[int]] = list
         self.expected_of: Callable[[StepPlan, bool], list[list[int]] | None] = lambda *_: None
         self._last: Run | None = None
@@ -207,13 +206,11 @@ class LateModel(LoggedModel):
             raise MemoryError("made to fail: no memory for a copy")
 
         def execute() -> None:
-            assert self.waiting_copies.pop(0) is waiting
+            assert self.waiting_moves.pop(0) is waiting
             ScriptedModel.copy_blocks(self, pairs)
 
-        waiting = {target: source for source, target in pairs}
-        self.waiting_copies.append(waiting)
-        for _, target in pairs:
-            self.waiting_loads.pop(target, None)
+        waiting: dict[int, int | list[int]] = {target: source for source, target in pairs}
+        self.waiting_moves.append(waiting)
         self.device.enqueue(execute, 0)
 
     def read_blocks(self, blocks: Sequence[int]) -> UInt8:
@@ -232,19 +229,16 @@ class LateModel(LoggedModel):
             for block in blocks:
                 self.on_load(block)
         kept = torch.from_numpy(records.copy())
-        loads = dict(zip(blocks, kept.view(torch.int32).tolist(), strict=True))
+        loads: dict[int, int | list[int]] = dict(
+            zip(blocks, kept.view(torch.int32).tolist(), strict=True)
+        )
         there = self.device.enqueue_aside(lambda: kept)
 
         def scatter() -> None:
+            assert self.waiting_moves.pop(0) is loads
             ScriptedModel.write_blocks(self, blocks, there.now().numpy())
-            for block, ids in loads.items():
-                if self.waiting_loads.get(block) is ids:
-                    del self.waiting_loads[block]
 
-        self.waiting_loads |= loads
-        for block in blocks:
-            for waiting in self.waiting_copies:
-                waiting.pop(block, None)
+        self.waiting_moves.append(loads)
         self.device.enqueue(scatter, 0)
 
     def run(self, step: StepPlan, input_ids: Any = None) -> Any:
@@ -452,12 +446,10 @@ class LateRig(Rig):
     def _contents(self) -> list[list[int]]:
         """What blocks hold, or will hold once what waits on the device has been put into them."""
         contents = super()._contents()
-        for block, ids in self.model.waiting_loads.items():
-            contents[block] = ids
-        for waiting in self.model.waiting_copies:
-            copied = {target: contents[source] for target, source in waiting.items()}
-            for target, ids in copied.items():
-                contents[target] = ids
+        for waiting in self.model.waiting_moves:
+            moved = {b: contents[x] if isinstance(x, int) else x for b, x in waiting.items()}
+            for block, ids in moved.items():
+                contents[block] = ids
         return contents
 
     def check(self) -> None:
