@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -16,9 +17,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from cotrt.engine import record_file
+from cotrt.engine import record_file, record_folder
 from cotrt.engine.private_folder import PrivateFolder
 from cotrt.engine.record_file import HEADER_BYTES, BadRecordError
 from cotrt.plan import UInt8
@@ -30,9 +32,24 @@ _LEAST_FILE_BYTES = 4096
 _STAGING_BYTES = 64 << 20
 # What other processes did to a shared folder is looked at this often, in seconds.
 _RESCAN_SECONDS = 5.0
-# A temporary file of a process that is gone, or older than this, is nobody's.
-_STALE_SECONDS = 3600.0
-_TEMPORARY = ".cotrt-tmp-"
+# A file's time says when its record was used to within so many seconds; at the end it says it
+# exactly. So many files at most get their time between two writes.
+_USE_SECONDS = 60.0
+_NUM_USES = 64
+
+
+@dataclass(slots=True)
+class _File:
+    """A record's file.
+
+    Attributes:
+        size: bytes on disk; used: when the record was used last, in seconds since the epoch.
+        told: the use that the file's own time says.
+    """
+
+    size: int
+    used: float
+    told: float
 
 
 class DiskStore:
@@ -40,7 +57,8 @@ class DiskStore:
 
     Args:
         folder: where they lie; made if it is not there.
-        max_bytes: of all files in it, the least recently used are removed beyond that.
+        max_bytes: of all files in it, the least recently used are removed beyond that, by the
+            writer thread, from the start on.
         record_bytes: of a record of a whole block.
         keep: leave the files at the end, and use those that are there.
         on_written: called by the writer thread with bytes and seconds of each write.
@@ -78,9 +96,10 @@ class DiskStore:
         self.has_tails = False
         self.on_room: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
-        # key -> bytes on disk, the least recently used first
-        self._files: collections.OrderedDict[bytes, int] = collections.OrderedDict()
+        # the least recently used first
+        self._files: collections.OrderedDict[bytes, _File] = collections.OrderedDict()
         self._used = 0
+        self._untold: dict[bytes, None] = {}  # used a while after what their files' times say
         self._staged: collections.OrderedDict[bytes, tuple[int, UInt8]] = collections.OrderedDict()
         self._staged_bytes = 0
         self._max_staged = max(8 * record_bytes, min(_STAGING_BYTES, max_bytes // 4))
@@ -88,9 +107,12 @@ class DiskStore:
         self._writer: threading.Thread | None = None
         self._closed = False
         self._scanned = time.monotonic()
+        self._has_written = False  # since the folder was looked at
         if keep:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._scan()
+            if self._used > max_bytes:
+                self._start()
 
     # ---- what there is ------------------------------------------------------------------------
 
@@ -120,7 +142,7 @@ class DiskStore:
         """Take a copy of a record, to be written soon; dropped where there is no room for it."""
         with self._lock:
             if key in self._files:
-                self._files.move_to_end(key)
+                self._note_use(key)
                 return
             if key in self._staged:
                 return
@@ -130,54 +152,74 @@ class DiskStore:
             self._staged[key] = (num_tokens, record.copy())
             self._staged_bytes += record.size
             self.has_tails |= record.size < self._record_bytes
-            if self._writer is None:
-                self._writer = threading.Thread(
-                    target=_write_all, args=(weakref.ref(self),), name="cotrt-disk", daemon=True
-                )
-                self._writer.start()
+            self._start()
             self._work.notify_all()
 
     def touch(self, key: bytes) -> None:
         """The record was used."""
         with self._lock:
-            if key in self._files:
-                self._files.move_to_end(key)
+            self._note_use(key)
+
+    def _note_use(self, key: bytes) -> None:
+        """The caller holds the lock. The writer thread tells others, by the file's time."""
+        file = self._files.get(key)
+        if file is None:
+            return
+        self._files.move_to_end(key)
+        file.used = time.time()
+        if self._keep and not self._closed:
+            if file.used - file.told > _USE_SECONDS:
+                self._untold[key] = None
+            self._start()
+
+    def _start(self) -> None:
+        if self._writer is None:
+            self._writer = threading.Thread(
+                target=_write_all, args=(weakref.ref(self),), name="cotrt-disk", daemon=True
+            )
+            self._writer.start()
 
     def _write_some(self) -> bool:
         """Write what is staged first; wait for it, for a time. False at the end."""
         with self._lock:
-            if not self._staged:
-                if self._closed:
-                    return False
+            if not self._staged and not self._closed:
                 self._work.wait(1.0)
-                return True
-            key, (num_tokens, record) = next(iter(self._staged.items()))
-            # Another store of this process may write to the same folder.
-            temporary = self.folder / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+            first = next(iter(self._staged.items()), None)
+            is_over = self._closed and first is None
+        if first is not None:
+            key, (num_tokens, record) = first
+            self._write(key, num_tokens, record)
+        if self._keep:
+            self._look_again(now=is_over)
+            self._tell_uses(exactly=is_over)
+        self._make_room()
+        if first is not None:
+            self.on_room()
+        return not is_over
+
+    def _write(self, key: bytes, num_tokens: int, record: UInt8) -> None:
+        # Another store of this process may write to the same folder.
+        name = f"{record_folder.TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
         began = time.perf_counter()
         size = 0
         try:
             path = self.folder / record_file.name_of(key)
-            size = record_file.write(path, temporary, key, num_tokens, record)
+            size = record_file.write(path, self.folder / name, key, num_tokens, record)
         except OSError as error:
             # Somebody may have taken our temporary file for a dead process's.
             if not (isinstance(error, FileNotFoundError) and self.folder.is_dir()):
                 self._stop_writing(error)
         if size:
+            self._has_written = True
             self._on_written(record.size, time.perf_counter() - began)
         with self._lock:
             if self._staged.pop(key, None) is not None:
                 self._staged_bytes -= record.size
             if size and key not in self._files:
-                self._files[key] = max(size, _LEAST_FILE_BYTES)
-                self._used += self._files[key]
+                now = time.time()
+                self._files[key] = _File(max(size, _LEAST_FILE_BYTES), now, now)
+                self._used += self._files[key].size
             self._work.notify_all()
-        if self._keep and time.monotonic() - self._scanned > _RESCAN_SECONDS:
-            with contextlib.suppress(OSError):
-                self._scan()
-        self._make_room()
-        self.on_room()
-        return True
 
     def _stop_writing(self, error: OSError) -> None:
         with self._lock:
@@ -198,33 +240,58 @@ class DiskStore:
             with self._lock:
                 if self._used <= self._max_bytes or not self._files:
                     return
-                key, size = self._files.popitem(last=False)
-                self._used -= size
+                key, file = self._files.popitem(last=False)
+                self._used -= file.size
             path = self.folder / record_file.name_of(key)
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-    def _scan(self) -> None:
-        """Take over what is in the folder: other processes write and remove files in it too."""
-        self._scanned = time.monotonic()
-        found: list[tuple[float, bytes, int]] = []
-        now = time.time()
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    if entry.name.startswith(_TEMPORARY):
-                        _remove_stale(entry, now)
-                        continue
-                    key = record_file.key_of(entry.name)
-                    if key is not None and entry.is_file(follow_symlinks=False):
-                        stat = entry.stat(follow_symlinks=False)
-                        found.append((stat.st_mtime, key, stat.st_size))
-        found.sort()
-        files = collections.OrderedDict((k, max(n, _LEAST_FILE_BYTES)) for _, k, n in found)
+    def _tell_uses(self, *, exactly: bool) -> None:
+        """Give files the times of their records' uses, for other processes and the next."""
         with self._lock:
-            self._files, self._used = files, sum(files.values())
+            if exactly:
+                keys = [key for key, file in self._files.items() if file.used > file.told]
+            else:
+                keys = list(itertools.islice(self._untold, _NUM_USES))
+            uses: list[tuple[bytes, float]] = []
+            for key in keys:
+                self._untold.pop(key, None)
+                file = self._files.get(key)
+                if file is not None:
+                    file.told = file.used
+                    uses.append((key, file.used))
+        for key, used in uses:
+            with contextlib.suppress(OSError):
+                os.utime(self.folder / record_file.name_of(key), (used, used))
+
+    def _look_again(self, *, now: bool) -> None:
+        """Scan a folder that we have written to, now and then, and at the end."""
+        if self._has_written and (now or time.monotonic() - self._scanned > _RESCAN_SECONDS):
+            with contextlib.suppress(OSError):
+                self._scan()
+
+    def _scan(self) -> None:
+        """Take over what is in the folder: other processes write, use and remove files in it."""
+        self._scanned, self._has_written = time.monotonic(), False
+        began = time.time()
+        files: list[tuple[bytes, _File]] = []
         full = HEADER_BYTES + self._record_bytes
-        self.has_tails |= any(size != full for _, _, size in found)
+        for key, size, told in record_folder.look(self.folder):
+            known = self._files.get(key)
+            used = told if known is None else max(told, known.used)
+            files.append((key, _File(max(size, _LEAST_FILE_BYTES), used, told)))
+            self.has_tails |= size != full
+        files.sort(key=lambda item: (item[1].used, item[0]))
+        found = collections.OrderedDict(files)
+        with self._lock:
+            recent = list(
+                itertools.takewhile(lambda i: i[1].used >= began, reversed(self._files.items()))
+            )
+            for key, file in reversed(recent):  # used while we looked
+                if key in found:
+                    found[key].used = file.used
+                    found.move_to_end(key)
+            self._files, self._used = found, sum(file.size for file in found.values())
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -245,17 +312,14 @@ class DiskStore:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             return None
-        with self._lock:
-            if key in self._files:
-                self._files.move_to_end(key)
-        if self._keep:
-            with contextlib.suppress(OSError):
-                os.utime(path)
+        self.touch(key)
         return record
 
     def _forget(self, key: bytes) -> None:
         with self._lock:
-            self._used -= self._files.pop(key, 0)
+            file = self._files.pop(key, None)
+            if file is not None:
+                self._used -= file.size
 
     # ---- the end ------------------------------------------------------------------------------
 
@@ -289,33 +353,17 @@ class DiskStore:
     def check_invariants(self) -> None:
         """Raise AssertionError unless the sums are those of what can be named."""
         with self._lock:
-            assert self._used == sum(self._files.values()), "bytes on disk are miscounted"
+            sizes = sum(file.size for file in self._files.values())
+            assert self._used == sizes, "bytes on disk are miscounted"
             staged = sum(record.size for _, record in self._staged.values())
             assert self._staged_bytes == staged, "staged bytes are miscounted"
             assert staged <= self._max_staged, "more is staged than there is room for"
 
 
 def _write_all(ref: weakref.ref[DiskStore]) -> None:
-    while True:
-        store = ref()
-        if store is None or not store._write_some():
-            return
+    store = ref()
+    if store is not None:
+        store._make_room()
+    while store is not None and store._write_some():
         del store
-
-
-def _remove_stale(entry: os.DirEntry[str], now: float) -> None:
-    """Remove a temporary file whose process is gone."""
-    owner = entry.name[len(_TEMPORARY) :].partition("-")[0]
-    if now - entry.stat().st_mtime < _STALE_SECONDS and owner.isdigit() and _is_alive(int(owner)):
-        return
-    os.unlink(entry.path)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is somebody else's
-        return True
-    return True
+        store = ref()

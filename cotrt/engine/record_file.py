@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import struct
 from pathlib import Path
 
@@ -78,6 +79,10 @@ def write(path: Path, temporary: Path, key: bytes, num_tokens: int, record: UInt
     return HEADER_BYTES + record.size
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def read(path: Path, key: bytes, max_bytes: int) -> UInt8:
     """Read a record of at most `max_bytes` and check it.
 
@@ -88,8 +93,12 @@ def read(path: Path, key: bytes, max_bytes: int) -> UInt8:
         BadRecordError: it is not the record of `key`.
         OSError: it cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
+    # Without blocking: to open a FIFO that nobody writes to would take for ever.
+    with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise BadRecordError("it is no regular file")
+        size = status.st_size
         if not HEADER_BYTES < size <= HEADER_BYTES + max_bytes:
             raise BadRecordError(
                 f"it has {size} bytes, a record has up to {HEADER_BYTES + max_bytes}"

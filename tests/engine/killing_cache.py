@@ -32,7 +32,7 @@ def kill_while_caching(folder: Path, times: int, seed: int) -> tuple[int, int]:
         keys = {name: record_file.key_of(name) for name in found}
         records = {name for name, key in keys.items() if key is not None}
         left += len(found) > len(records)
-        store = DiskStore(folder, MAX_BYTES, record_bytes=RECORD_BYTES, keep=True)
+        store = DiskStore(folder, 2 * MAX_BYTES, record_bytes=RECORD_BYTES, keep=True)
         try:
             assert {path.name for path in folder.iterdir()} == records, "a leftover was not removed"
             assert len(store) == len(records) > 0

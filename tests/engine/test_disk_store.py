@@ -16,7 +16,7 @@ import pytest
 from killing import kill, start_writer
 from killing_cache import WRITER, kill_while_caching
 
-from cotrt.engine import record_file
+from cotrt.engine import disk_store, record_file, record_folder
 from cotrt.engine.disk_store import DiskStore
 from cotrt.engine.private_folder import PrivateFolder, remove_abandoned
 from cotrt.plan import UInt8
@@ -33,6 +33,9 @@ def record(number: int, size: int = RECORD) -> UInt8:
     return np.random.default_rng(number).integers(0, 256, size, dtype=np.uint8)
 
 
+Made = Callable[..., DiskStore]
+
+
 @pytest.fixture
 def made() -> Iterator[Callable[..., DiskStore]]:
     stores: list[DiskStore] = []
@@ -44,9 +47,6 @@ def made() -> Iterator[Callable[..., DiskStore]]:
     yield make
     for store in stores:
         store.close()
-
-
-Made = Callable[..., DiskStore]
 
 
 def test_a_record_is_read_as_it_was_put(made: Made, tmp_path: Path) -> None:
@@ -94,6 +94,140 @@ def test_the_least_recently_used_go_first(made: Made, tmp_path: Path) -> None:
     store.check_invariants()
 
 
+def _numbers(folder: Path) -> set[int]:
+    keys = [record_file.key_of(path.name) for path in folder.glob("*.kv")]
+    return {int.from_bytes(k, "little") for k in keys if k is not None}
+
+
+def _wait_for(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert done()
+
+
+def _fill(made: Made, folder: Path, numbers: range) -> None:
+    """Records that were used long ago, the first first."""
+    store = made(folder)
+    for number in numbers:
+        store.put(key(number), 16, record(number))
+    store.close(30)
+    for number in numbers:
+        os.utime(folder / record_file.name_of(key(number)), (number + 1.0, number + 1.0))
+
+
+def _touch(store: DiskStore, number: int) -> None:
+    store.touch(key(number))
+
+
+def _put(store: DiskStore, number: int) -> None:
+    store.put(key(number), 16, record(number))
+
+
+def _read(store: DiskStore, number: int) -> None:
+    assert store.read(key(number)) is not None
+
+
+USES = pytest.mark.parametrize("use", [_touch, _put, _read])
+
+
+@USES
+def test_a_record_in_use_stays_however_often_the_folder_is_looked_at(
+    made: Made,
+    tmp_path: Path,
+    use: Callable[[DiskStore, int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disk_store, "_RESCAN_SECONDS", 0.0)
+    monkeypatch.setattr(disk_store, "_USE_SECONDS", 1e12)  # files' times say nothing of uses
+    _fill(made, tmp_path, range(10))
+    store = made(tmp_path, 10 * (RECORD + record_file.HEADER_BYTES))
+    for number in range(10, 40):
+        use(store, 3)
+        store.put(key(number), 16, record(number))
+        assert store.flush(30)
+    _wait_for(lambda: _numbers(tmp_path) == {3, *range(31, 40)})
+    store.check_invariants()
+
+
+def test_what_is_used_while_the_folder_is_looked_at_counts(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill(made, tmp_path, range(10))
+    store = made(tmp_path)
+    real = record_folder.look
+
+    def look(folder: Path) -> Iterator[tuple[bytes, int, float]]:
+        for found in sorted(real(folder), reverse=True):
+            yield found
+            if found[0] in (key(6), key(1)):
+                store.touch(found[0])
+
+    monkeypatch.setattr(record_folder, "look", look)
+    store._scan()
+    assert list(store._files) == [key(n) for n in (0, 2, 3, 4, 5, 7, 8, 9, 6, 1)]
+
+
+@USES
+def test_uses_count_over_a_restart(
+    made: Made, tmp_path: Path, use: Callable[[DiskStore, int], None]
+) -> None:
+    size = RECORD + record_file.HEADER_BYTES
+    _fill(made, tmp_path, range(10))
+    second = made(tmp_path, 10 * size)
+    use(second, 2)
+    second.close(30)
+    third = made(tmp_path, 10 * size)
+    use(third, 5)
+    use(third, 2)  # once more, a moment later: the end says it
+    third.close(30)
+    fourth = made(tmp_path, 10 * size)
+    for number in range(10, 18):
+        fourth.put(key(number), 16, record(number))
+        assert fourth.flush(30)
+    _wait_for(lambda: _numbers(tmp_path) == {2, 5, *range(10, 18)})
+    fourth.put(key(18), 16, record(18))
+    assert fourth.flush(30)
+    _wait_for(lambda: _numbers(tmp_path) == {2, *range(10, 19)})
+
+
+def test_other_processes_learn_of_uses_and_seldom(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file's time follows its record's use; again only when a while has passed."""
+    _fill(made, tmp_path, range(10))
+    path = tmp_path / record_file.name_of(key(4))
+    told: list[str] = []
+    real = os.utime
+
+    def utime(path: Any, *args: Any) -> None:
+        told.append(threading.current_thread().name)
+        real(path, *args)
+
+    monkeypatch.setattr(os, "utime", utime)
+    store = made(tmp_path)
+    store.touch(key(4))
+    _wait_for(lambda: path.stat().st_mtime > 1e9)
+    other = made(tmp_path)
+    assert list(other._files)[-1] == key(4)
+    for _ in range(100):
+        store.touch(key(4))
+        assert store.read(key(4)) is not None
+    store.put(key(20), 16, record(20))
+    assert store.flush(30)
+    store.put(key(21), 16, record(21))  # the writer has been round once more
+    assert store.flush(30)
+    assert told == ["cotrt-disk"], "it is not told in the thread that uses it, nor each time"
+
+
+def test_a_folder_above_its_bound_is_made_to_fit_at_the_start(made: Made, tmp_path: Path) -> None:
+    _fill(made, tmp_path, range(60))
+    store = made(tmp_path, 20 * (RECORD + record_file.HEADER_BYTES))
+    _wait_for(lambda: _numbers(tmp_path) == set(range(40, 60)))
+    assert len(store) == 20
+    store.check_invariants()
+
+
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: random.Random(0).randrange(RECORD)])
 
@@ -126,7 +260,14 @@ def _folder(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [_cut, _longer, _flip, _foreign, _anothers, _huge, _folder])
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "damage", [_cut, _longer, _flip, _foreign, _anothers, _huge, _folder, _fifo]
+)
 def test_a_file_that_is_not_the_record_is_dropped_with_a_line(
     made: Made, tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,10 +276,15 @@ def test_a_file_that_is_not_the_record_is_dropped_with_a_line(
     assert store.flush(30)
     path = tmp_path / record_file.name_of(key(1))
     damage(path)
+    found: list[UInt8 | None] = []
     with caplog.at_level(logging.WARNING, "cotrt"):
-        assert store.read(key(1)) is None
+        reader = threading.Thread(target=lambda: found.append(store.read(key(1))), daemon=True)
+        reader.start()
+        reader.join(30)
+    assert found == [None], "it is not waited for"
     assert len(caplog.records) == 1 and path.name in caplog.text
-    assert key(1) not in store and not path.is_file()
+    assert ("no regular file" in caplog.text) == (damage is _fifo)
+    assert key(1) not in store and (path.is_dir() or not path.exists())
     store.put(key(1), 16, record(1))
     store.check_invariants()
 
