@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# At most this share of the pool can be kept by leases.
-_MAX_KEPT_SHARE = 0.5
-
 # Children of one fork call: they are made under the engine's lock, about 30 microseconds each.
 MAX_FORKS = 65_536
 
@@ -183,6 +180,9 @@ class Branch:
     def keep(self, seconds: float) -> None:
         """A lease: for so long its KV is evicted last. 0 ends it.
 
+        Branches that grow under their leases past half of the pool have the oldest leases honoured,
+        as many as fit; the others are as without.
+
         Raises:
             InvalidRequestError: a negative time, or more than half of the pool would be kept.
             BranchPrunedError: the branch was pruned or closed.
@@ -194,7 +194,7 @@ class Branch:
         runtime.check()
         with runtime.engine.lock:
             self._check(idle=False)
-            runtime.engine.table.keep(self._seq, time.monotonic() + seconds, _MAX_KEPT_SHARE)
+            runtime.engine.table.keep(self._seq, time.monotonic() + seconds)
 
     # ---- verbs that need the model ------------------------------------------------------------
 

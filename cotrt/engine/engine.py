@@ -23,7 +23,7 @@ import numpy as np
 
 from cotrt.engine.kept_errors import let_go
 from cotrt.engine.lock import EngineLock
-from cotrt.engine.memory_shortage import give_back_memory, is_out_of_memory
+from cotrt.engine.memory_shortage import MemoryShortage, give_back_memory, is_out_of_memory
 from cotrt.engine.model import StepModel, is_asynchronous
 from cotrt.engine.model_runner import ModelRunner, Pending, StepResult
 from cotrt.engine.outcomes import Outcomes
@@ -120,6 +120,7 @@ class Engine:
         self.on_work: Callable[[], None] = lambda: None
         self.dead: BaseException | None = None
         self._outcomes = Outcomes(self.tree, self.scheduler)
+        self._shortage = MemoryShortage(self.scheduler, self._outcomes.fail_unless_done)
         self.table = SequenceTable(self.tree, self.scheduler, self._outcomes, seed)
         self._runner = ModelRunner(model, processed_logprobs=processed_logprobs, debug=check_laws)
         self.records: RecordStores | None = None
@@ -311,6 +312,9 @@ class Engine:
 
     def _schedule(self) -> Step | None:
         step = self.scheduler.schedule()
+        if step is None and self._shortage.is_trying and not self.scheduler.waits_for_records:
+            self._shortage.nothing_to_try()
+            step = self.scheduler.schedule()
         for work in self.scheduler.take_exhausted():
             self._outcomes.finish_exhausted(work)
         if step is not None:
@@ -392,6 +396,8 @@ class Engine:
         for error in result.row_errors.values():
             let_go(error)
         self.scheduler.commit(step, result.failed)
+        if self._shortage.is_trying:
+            self._shortage.step_went_well()
         if step.scored:
             self._outcomes.take_scores(step, result)
         if result.ranked:
@@ -427,35 +433,12 @@ class Engine:
             self._in_flight = False
             self.scheduler.undo(step)
             if short:
-                self._make_smaller(step, error)
+                self._shortage.step_failed(step, error)
             else:
                 for work in step.works():
                     self._outcomes.fail_unless_done(work, error)
             self._answer_between()
             self._outcomes.wake()
-
-    def _make_smaller(self, step: Step, error: Exception) -> None:
-        """The device had no memory for `step`: try half of it, or without its newest work."""
-        num_tokens, limit = len(step.plan.input_ids), self.scheduler.limit
-        if limit.halve(num_tokens):
-            logger.warning(
-                "the device has no memory for a step of %d tokens: steps have %d from now on, more "
-                "when that goes well (%s)", num_tokens, limit.tokens, error
-            )  # fmt: skip
-            return
-        if not step.works():  # it only stored what was evicted: that is lost
-            return
-        newest = max(step.works(), key=lambda work: work.rank[-1])
-        logger.error(
-            "the device has no memory for a step of one token: a request ends", exc_info=error
-        )
-        shed = MemoryError(
-            f"the device has no memory for a step of one token of sequence {newest.seq.id} "
-            f"({newest.seq.length} tokens): free memory of the device, or load the model with a "
-            f"smaller KV pool ({error})"
-        )
-        shed.__cause__ = error
-        self._outcomes.fail_unless_done(newest, shed)
 
     def _die(self, error: BaseException) -> None:
         """A law was broken or a bug was met: every waiter gets EngineDeadError at once."""

@@ -233,6 +233,8 @@ class Outcomes:
             seq.work = None
         self._tree.clock += 1
         seq.last_used = self._tree.clock
+        if seq.internal and seq.parent is not None:  # a score uses the branch that it is of
+            seq.parent.last_used = self._tree.clock
 
     def _decide(self, choice: ChoiceState) -> None:
         """Append the best option, whose KV its score has left in the tree."""

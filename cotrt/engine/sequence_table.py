@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import collections
 import itertools
-import time
 from typing import Any
 
 from cotrt.engine.handle_ref import HandleRef
 from cotrt.engine.outcomes import Outcomes
 from cotrt.engine.state import Tail
-from cotrt.errors import BranchPrunedError, InvalidRequestError
+from cotrt.errors import BranchPrunedError
 from cotrt.sampling.seeds import child_seed, root_seed
 from cotrt.tree.kv_tree import KVTree
+from cotrt.tree.leases import give_lease
 from cotrt.tree.scheduler import Scheduler
 from cotrt.tree.sequence import Sequence
 from cotrt.tree.tokens import TokenSpan
@@ -192,23 +192,9 @@ class SequenceTable:
         """Handles were dropped since the last `close_dropped`."""
         return bool(self._dropped)
 
-    def keep(self, seq: Sequence, until: float, max_share: float) -> None:
-        """A lease on `seq`'s KV, if all leases together stay within a share of the pool."""
-        now = time.monotonic()
-        kept: set[int] = set()
-        for other in self._scheduler.sequences:
-            if other is not seq and not other.internal and other.keep_until > now:
-                kept |= self._tree.blocks_of(other)
-        blocks, limit = (
-            kept | self._tree.blocks_of(seq),
-            int(self._tree.pool.num_blocks * max_share),
-        )
-        if until > now and len(blocks) > limit:
-            raise InvalidRequestError(
-                f"keep: {len(blocks)} blocks would be kept in all, the limit is {limit} of "
-                f"{self._tree.pool.num_blocks}: keep fewer branches, or enlarge the pool"
-            )
-        seq.keep_until = until
+    def keep(self, seq: Sequence, until: float) -> None:
+        """A lease on `seq`'s KV, if all leases together stay within their share of the pool."""
+        give_lease(self._tree, self._scheduler.sequences, seq, until)
 
     def close_dropped(self) -> None:
         """Close the sequences whose handles were dropped."""

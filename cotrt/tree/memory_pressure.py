@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 from cotrt.tree.kv_tree import KVTree
+from cotrt.tree.leases import with_lease
 from cotrt.tree.sequence import Sequence
 from cotrt.tree.work import Work, WorkState
 
@@ -17,8 +17,8 @@ def holds_kv(seq: Sequence) -> bool:
 def reclaim_idle(tree: KVTree, sequences: Iterable[Sequence], fits: Callable[[], bool]) -> bool:
     """Release KV of branches without running work until ``fits()``.
 
-    Kept branches (leases) go last, then the longest unused go first; those that hold blocks
-    alone go before those whose blocks others hold too. Their tokens stay, so nothing is lost.
+    Those with a lease go last; those that hold blocks alone go before those whose blocks others
+    hold too; among them the longest unused go first. Their tokens stay, so nothing is lost.
 
     Args:
         fits: asked again after each release, for that may also end the sharing of a tail, which
@@ -27,19 +27,20 @@ def reclaim_idle(tree: KVTree, sequences: Iterable[Sequence], fits: Callable[[],
     Returns:
         True if it fits now.
     """
-    now = time.monotonic()
     idle = [
         seq
         for seq in sequences
         if (seq.work is None or seq.work.state is not WorkState.RUNNING) and holds_kv(seq)
     ]
-    idle.sort(key=lambda seq: (seq.keep_until > now, seq.last_used))
-    for only_alone in (True, False):
-        for seq in idle:
-            if fits():
-                return True
-            if holds_kv(seq) and not (only_alone and tree.blocks_alone(seq) == 0):
-                give_up(tree, seq)
+    idle.sort(key=lambda seq: seq.last_used)
+    kept = with_lease(tree, idle)
+    for some in ([seq for seq in idle if seq not in kept], [seq for seq in idle if seq in kept]):
+        for only_alone in (True, False):
+            for seq in some:
+                if fits():
+                    return True
+                if holds_kv(seq) and not (only_alone and tree.blocks_alone(seq) == 0):
+                    give_up(tree, seq)
     return fits()
 
 

@@ -42,6 +42,7 @@ class Scheduler:
     Attributes:
         limit: rows that the next step may have.
         decode: steps that only lengthen the last.
+        only: the one work that the next steps are of, or None for all; all again once it is done.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Scheduler:
         self._match_prompts = match_prompts
         self._serial = itertools.count(1)
         self._exhausted: list[Work] = []
+        self.only: Work | None = None
         self.waits_for_records = False  # a work of the last schedule needs a record that is read
 
     # ---- sequences and works ------------------------------------------------------------------
@@ -120,7 +122,9 @@ class Scheduler:
             return step
         builder = StepBuilder(self.tree, self.limit.tokens, self._max_scored_rows)
         preemptions = self.counters.preemptions
-        running = list(self.running)
+        if self.only is not None and self.only.state is WorkState.DONE:
+            self.only = None
+        running = [work for work in self.running if self.only in (None, work)]
         for index, work in enumerate(running):
             if work.state is WorkState.RUNNING:
                 self._schedule_running(builder, work, len(running) - index - 1)
@@ -217,6 +221,8 @@ class Scheduler:
     def _admit(self, builder: StepBuilder) -> None:
         started: list[Work] = []
         for work in self.waiting:
+            if self.only not in (None, work):
+                continue
             if len(self.running) + len(started) >= self._max_num_seqs:
                 break
             leader = work.leader

@@ -42,7 +42,8 @@ class Sequence:
         choice: the choose that makes it busy, or None.
         ended_at: its length when a generation last ended by end-of-sequence, else -1.
         last_used: clock value of its last use, for eviction.
-        keep_until: monotonic time until which its KV is evicted last.
+        keep_until, kept_at: monotonic time until which its KV is evicted last; clock value at which
+            that lease was given.
         pruned: it refuses everything but its properties.
         handle: the `HandleRef` of its handle, or None.
         closed: its handle was given up; it lives on for descendants and running work.
@@ -68,6 +69,7 @@ class Sequence:
         "id",
         "internal",
         "keep_until",
+        "kept_at",
         "last_used",
         "metadata",
         "node",
@@ -122,6 +124,7 @@ class Sequence:
         self.ended_at = -1
         self.last_used = 0
         self.keep_until = 0.0
+        self.kept_at = 0
         self.pruned = False
         self.closed = False
         self.internal = internal

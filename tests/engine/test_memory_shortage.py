@@ -82,10 +82,44 @@ def test_where_one_token_does_not_fit_the_requests_end_one_by_one_and_the_engine
     assert again.tokens == rig.solo(again).tokens
 
 
-def test_one_request_that_never_fits_ends_alone() -> None:
+@pytest.mark.parametrize("num_steps", [0, 3])
+@pytest.mark.parametrize("num_ended", [1, 2])
+def test_the_newest_end_first_and_the_others_go_on(num_steps: int, num_ended: int) -> None:
+    rig = Rig()
+    states = start_some(rig, 4)
+    states.append(rig.start(rig.root([*PROMPT, 9]), max_tokens=12, ignore_eos=True, priority=-1))
+    for _ in range(num_steps):
+        rig.step()
+    rig.model.room = 0
+    while sum(state.promise.error is not None for state in states) < num_ended:
+        rig.step()
+    rig.model.room = None
+    rig.run()
+    assert [s.promise.error is not None for s in states] == [i >= 5 - num_ended for i in range(5)]
+    assert rig.metrics["recomputed_tokens"] == 0
+    for state in states[: 5 - num_ended]:
+        assert state.tokens == rig.solo(state).tokens
+
+
+def test_one_that_ends_while_it_is_tried_costs_nobody_else_anything() -> None:
+    rig = Rig()
+    states = start_some(rig, 4)
+    rig.model.room = 0
+    while rig.scheduler.only is None:
+        rig.step()
+    rig.engine.cancel(states[3])
+    rig.model.room = None
+    rig.run()
+    assert [state.finish_reason for state in states] == ["length"] * 3 + ["abort"]
+    assert rig.scheduler.only is None
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_one_request_that_never_fits_ends_alone(first: bool) -> None:
     rig = Rig(max_num_seqs=8)
-    good = start_some(rig, 3)
+    good = [] if first else start_some(rig, 3)
     greedy = rig.start(rig.root([5] * 40), max_tokens=3)
+    good = good or start_some(rig, 3)
     run = rig.model.run
 
     def run_or_not(step):

@@ -14,6 +14,7 @@ from engine_rig import Rig, probs
 
 from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
+from cotrt.errors import InvalidRequestError
 from cotrt.saved.reader import SavedFile
 from cotrt.stats import branch_kv, memory_stats
 from cotrt.tree.memory_pressure import give_up
@@ -159,7 +160,7 @@ def test_what_was_pruned_is_not_kept(make: Made) -> None:
 
 def test_what_a_sibling_reads_stays(make: Made) -> None:
     """A running fork keeps the shared part where it is while its idle sibling is taken down."""
-    rig = make("host", num_blocks=10)
+    rig = make("host", num_blocks=8)
     root = rig.root([1, 2, 3, 4] * 6)
     rig.start(root, max_tokens=1, ignore_eos=True)
     rig.run()
@@ -172,6 +173,8 @@ def test_what_a_sibling_reads_stays(make: Made) -> None:
         rig.step()
         assert shared <= rig.tree.blocks_of(second._seq)
     assert running.tokens == rig.solo(running).tokens
+    assert branch_kv(rig.engine, first._seq).location == "host"
+    assert rig.metrics["stored_blocks"] > 0 and rig.metrics["preemptions"] == 0
 
 
 def test_a_lease_is_given_up_last(make: Made) -> None:
@@ -184,6 +187,50 @@ def test_a_lease_is_given_up_last(make: Made) -> None:
     rig.start(rig.root([3] * 60), max_tokens=4, ignore_eos=True)
     rig.run()
     assert branch_kv(rig.engine, kept._seq).location == "device"
+    assert branch_kv(rig.engine, other._seq).location == "host"
+
+
+def test_a_lease_counts_for_more_than_blocks_held_alone(make: Made) -> None:
+    rig = make("host", num_blocks=12)
+    root, kept = rig.root([1] * 20), rig.root([2] * 20)
+    for branch in (root, kept):
+        rig.start(branch, max_tokens=1, ignore_eos=True)
+    rig.run()
+    forks = root.fork(2)  # nobody holds a block of these alone
+    kept.keep(1000)
+    rig.start(rig.root([3] * 60), max_tokens=4, ignore_eos=True)
+    rig.run()
+    assert branch_kv(rig.engine, kept._seq).location == "device"
+    assert [branch_kv(rig.engine, b._seq).location for b in (root, *forks)] == ["host"] * 3
+
+
+def test_leases_that_have_outgrown_their_share_count_oldest_first(make: Made) -> None:
+    rig = make("host", num_blocks=12)
+    first, second = rig.root([1] * 9), rig.root([2] * 9)
+    for branch in (first, second):
+        branch.keep(1000)
+    for branch in (first, second):
+        rig.start(branch, max_tokens=30, ignore_eos=True)
+        rig.run()
+    with pytest.raises(InvalidRequestError, match="10 blocks would be kept in all, the limit is 6"):
+        second.keep(2000)
+    rig.start(rig.root([3] * 40), max_tokens=4, ignore_eos=True)
+    rig.run()
+    assert branch_kv(rig.engine, first._seq).location == "device"
+    assert branch_kv(rig.engine, second._seq).location == "host"
+
+
+def test_a_score_is_a_use(make: Made) -> None:
+    rig = make("host", num_blocks=10)
+    scored, other = rig.root([1] * 20), rig.root([2] * 20)
+    for branch in (scored, other):
+        rig.start(branch, max_tokens=1, ignore_eos=True)
+        rig.run()
+    scored.score([1, 2])
+    rig.run()
+    rig.start(rig.root([3] * 40), max_tokens=4, ignore_eos=True)
+    rig.run()
+    assert branch_kv(rig.engine, scored._seq).location == "device"
     assert branch_kv(rig.engine, other._seq).location == "host"
 
 

@@ -313,6 +313,31 @@ def test_idle_branches_give_up_their_kv_before_running_works_do() -> None:
     assert run_to_end(desk, grows_to(20)) < 50
 
 
+def test_of_idle_branches_those_with_blocks_of_their_own_go_first_and_then_the_longest_unused() -> (
+    None
+):
+    desk = Desk(num_blocks=12, block_size=4)
+    shared, old, new = desk.root(range(8)), desk.root(range(20, 28)), desk.root(range(40, 48))
+    for seq in (shared, old, new):
+        desk.generate(seq)
+        desk.run()
+    fork = desk.fork(shared)
+    shared.last_used, fork.last_used, new.last_used, old.last_used = 1, 2, 4, 3
+
+    def held(num_tokens: int) -> list[int]:
+        """Tokens whose KV each has once there is room for so many others."""
+        other = desk.root(range(100, 100 + num_tokens))
+        desk.generate(other)
+        desk.run()
+        desk.scheduler.drop_sequence(other, pruned=True)
+        return [seq.num_computed for seq in (shared, fork, old, new)]
+
+    assert held(23) == [8, 8, 8, 8]
+    assert held(31) == [8, 8, 0, 8]
+    assert held(39) == [8, 8, 0, 0]
+    assert held(47) == [0, 0, 0, 0]
+
+
 def test_a_leased_branch_gives_up_its_kv_last() -> None:
     desk = Desk(num_blocks=6, block_size=4)
     kept, other = desk.root(range(8)), desk.root(range(20, 28))
