@@ -94,6 +94,8 @@ class Scheduler:
         work.leader = None
         self.tree.trim(work.seq)
         self.disturb()
+        if not self.running:
+            self.decode.forget()  # an idle engine keeps nothing of what it ran last
 
     def disturb(self) -> None:
         """Something changed under the running works: the next step is scheduled afresh."""

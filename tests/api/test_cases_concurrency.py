@@ -7,23 +7,37 @@ import random
 
 import pytest
 from api_helpers import EOS, counting, eventually, is_idle, scripted, slowly
+from what_is_kept import engine_tables, living, resident_bytes
 
 from cotrt import SamplingParams
 
 
 def test_cancelling_an_n_request_stops_all_its_outputs_100_times_over():
     with scripted(slowly(counting, 1e-4)) as llm:
-        for round_ in range(100):
-            work = llm.submit("abc", SamplingParams(n=4, max_tokens=400))
-            if round_ % 2:
-                next(iter(work[0]))
-            work.cancel()
-            assert llm.metrics["running"] == llm.metrics["waiting"] == 0
-        generated = llm.metrics["generated_tokens"]
-        assert eventually(lambda: is_idle(llm))
-        assert llm.metrics["generated_tokens"] == generated
+
+        def cancel(rounds):
+            for round_ in rounds:
+                work = llm.submit("abc", SamplingParams(n=4, max_tokens=400))
+                if round_ % 2:
+                    next(iter(work[0]))
+                work.cancel()
+                assert llm.metrics["running"] == llm.metrics["waiting"] == 0
+                generated = llm.metrics["generated_tokens"]
+                if round_ % 10 == 0:
+                    # Ten steps of another request: what was cancelled gets no token in them.
+                    [output] = llm.generate("abc", SamplingParams(max_tokens=10))[0].outputs
+                    assert output.text == "defghijklm"
+                    assert llm.metrics["generated_tokens"] == generated + 10
+            assert eventually(lambda: is_idle(llm))
+
+        cancel(range(20))
+        before = living(), engine_tables(llm), resident_bytes()
+        cancel(range(20, 100))
+        assert living() - before[0] == {}
+        assert engine_tables(llm) == before[1]
+        # 64 KB kept of each round would be 5 MiB.
+        assert resident_bytes() - before[2] < 4 << 20
         assert len(llm._runtime.engine.scheduler.sequences) == 0
-        assert llm.generate("abc", SamplingParams(max_tokens=3))[0].outputs[0].text == "def"
 
 
 def test_cancelling_when_some_outputs_have_ended_keeps_those():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from api_helpers import COLON, END, make_rig
@@ -127,12 +128,23 @@ def test_fork_then_decode_is_decode_from_scratch(smol: LLM, cold: LLM, ids: list
             assert branch.logprobs[-5:] == pytest.approx(scratch, abs=1e-3)
 
 
-def test_a_session_keeps_ids_that_its_text_would_not_be_encoded_to(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    pref, ix, f = 1702, 1088, 86  # "pr", "ix", "ef": as text they would be one other id
-    folder = make_rig(tmp_path_factory.mktemp("prefix"), [COLON, pref, f, ix, END])
-    with LLM(folder, dtype="float32", kv_cache_memory_bytes=1 << 24) as llm:
+PREFIX = [1702, 86, 1088]  # as text they would be one other id, 12821
+
+
+@pytest.fixture(scope="module")
+def prefix_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A rig that says `PREFIX` after a colon, and after the template's "assistant" line, and ends.
+
+    There its last text is a newline, the id 198.
+    """
+    probs = {198: {PREFIX[0]: 1.0}}
+    folder = tmp_path_factory.mktemp("prefix")
+    return make_rig(folder, [COLON, *PREFIX, END], probs=probs)
+
+
+def test_a_session_keeps_ids_that_its_text_would_not_be_encoded_to(prefix_folder: Path) -> None:
+    pref, f, ix = PREFIX
+    with LLM(prefix_folder, dtype="float32", kv_cache_memory_bytes=1 << 24) as llm:
         branch = llm.branch("go:")
         start = len(branch)
         branch.generate(temperature=0.0, max_tokens=3).result()
@@ -145,4 +157,21 @@ def test_a_session_keeps_ids_that_its_text_would_not_be_encoded_to(
         assert branch.token_ids[start : start + 3] == [pref, f, ix]
         # Of the history only the last sampled token was not computed, and it is no given one.
         assert llm.metrics["prompt_tokens_computed"] == before + len(branch) - 1 - start - 3
+        assert llm.metrics["recomputed_tokens"] == 0
+
+
+def test_a_chat_keeps_ids_that_its_text_would_not_be_encoded_to(prefix_folder: Path) -> None:
+    with LLM(prefix_folder, dtype="float32", kv_cache_memory_bytes=1 << 24) as llm:
+        chat, ends = llm.start_chat(), []
+        for turn in range(3):
+            before, length = llm.metrics["prompt_tokens_computed"], len(chat.branch)
+            output = chat.send(f"Turn {turn}", temperature=0.0, max_tokens=9).result()
+            assert (output.token_ids, output.text) == ([*PREFIX, END], "prefix")
+            ends.append(len(chat.branch))
+            for end in ends:  # those of all turns before are as they were sampled
+                assert chat.branch.token_ids[end - 4 : end] == [*PREFIX, END]
+            new = len(chat.branch) - length - len(output.token_ids)
+            assert llm.metrics["prompt_tokens_computed"] - before == new
+        encoded = llm.tokenizer.encode_chat(chat.messages, add_generation_prompt=False)
+        assert encoded.count(12821) == 3 and PREFIX[0] not in encoded
         assert llm.metrics["recomputed_tokens"] == 0

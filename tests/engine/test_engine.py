@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import CancelledError
 
 import pytest
@@ -14,6 +15,7 @@ from cotrt.errors import (
     KVCacheExhaustedError,
     NumericsError,
 )
+from cotrt.tree.step import Step
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
@@ -241,6 +243,20 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     assert len(branch) == len(PROMPT)
     with pytest.raises(KVCacheExhaustedError):
         branch.score([1] * 30)
+
+
+def test_an_idle_engine_holds_nothing_of_the_step_that_it_ran_last() -> None:
+    rig = Rig()
+    branch = rig.root(PROMPT)
+    state = rig.start(branch, max_tokens=20, ignore_eos=True)
+    for _ in range(4):
+        rig.step()
+    rig.engine.cancel(state)
+    rig.engine.scheduler.counters.count_tokens()  # of several steps together
+    rig.last_step = None
+    gc.collect()
+    kept = [each for each in gc.get_objects() if type(each) is Step]
+    assert [each for each in kept if any(work.data is state for work in each.draws)] == []
 
 
 def test_a_cancelled_choose_leaves_its_branch_as_it_was() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from server_rig import Rig, counting, running, scripted, slowly
+from what_is_kept import engine_tables, living, resident_bytes, table_lengths
 
 LONG = {"prompt": "abc", "max_tokens": 2000}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000}
@@ -17,6 +21,14 @@ def rig() -> Iterator[Rig]:
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
     with running(scripted(slowly(0.004, counting), **options)) as made:
         yield made
+
+
+def assert_only_new_work_gets_tokens(rig: Rig) -> None:
+    """In ten steps of another request the token counter moves by its ten tokens alone."""
+    generated = rig.llm.metrics["generated_tokens"]
+    reply = rig.post("/v1/completions", {"prompt": "other", "max_tokens": 10})
+    assert reply["usage"]["completion_tokens"] == 10
+    assert rig.llm.metrics["generated_tokens"] == generated + 10
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -30,9 +42,8 @@ def test_gone_while_it_runs(rig: Rig, path: str, body: dict[str, object], stream
         assert link.recv(10)
     link.close()
     rig.wait_until(rig.is_idle, 2.0)
-    generated = rig.llm.metrics["generated_tokens"]
     assert rig.llm.memory().in_use == 0
-    assert rig.llm.metrics["generated_tokens"] == generated
+    assert_only_new_work_gets_tokens(rig)
 
 
 def test_gone_while_it_waits_in_the_queue(rig: Rig) -> None:
@@ -49,12 +60,25 @@ def test_gone_while_it_waits_in_the_queue(rig: Rig) -> None:
     assert rig.llm.memory().in_use == 0
 
 
-def test_gone_during_prefill(rig: Rig) -> None:
+def test_gone_during_prefill(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, before = rig.llm._runtime.engine.model, rig.llm.metrics
+    run = model.run
+
+    def run_slowly(step: Any) -> Any:
+        time.sleep(0.02)
+        return run(step)
+
+    def computed() -> int:
+        return rig.llm.metrics["prompt_tokens_computed"] - before["prompt_tokens_computed"]
+
+    monkeypatch.setattr(model, "run", run_slowly)
     link = rig.open("/v1/completions", {"prompt": "x" * 4000, "max_tokens": 2000})
-    rig.wait_until(lambda: rig.llm.metrics["running"] == 1)
+    rig.wait_until(computed)
     link.close()
     rig.wait_until(rig.is_idle, 2.0)
     assert rig.llm.memory().in_use == 0
+    assert computed() < 4000  # which would be 63 steps
+    assert rig.llm.metrics["generated_tokens"] == before["generated_tokens"]
 
 
 def test_gone_before_the_body_is_there(rig: Rig) -> None:
@@ -81,14 +105,36 @@ def test_many_come_and_go_without_a_traceback(rig: Rig, caplog: pytest.LogCaptur
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
-def test_dropping_a_stream_of_several_outputs_stops_all_of_them_again_and_again(rig: Rig) -> None:
-    for turn in range(25):
-        link = rig.open("/v1/completions", {**LONG, "prompt": f"{turn}", "n": 4, "stream": True})
-        assert link.recv(20)
-        link.close()
-        rig.wait_until(rig.is_idle, 2.0)
-    assert rig.llm.memory().in_use == 0
-    assert rig.post("/v1/completions", {"prompt": "a", "max_tokens": 1})["choices"]
+def test_dropping_a_stream_of_several_outputs_stops_all_of_them_again_and_again() -> None:
+    with running(scripted(slowly(0.001, counting), max_num_seqs=4)) as rig:
+
+        def drop(turns: range) -> None:
+            for turn in turns:
+                asked = {**LONG, "prompt": "abc" * 20, "n": 4, "stream": True}
+                link = rig.open("/v1/completions", asked)
+                rig.wait_until(lambda: rig.llm.metrics["running"] == 4)
+                if turn % 2:
+                    assert link.recv(20)
+                link.close()
+                rig.wait_until(rig.is_idle, 2.0)
+                if turn % 10 == 0:
+                    assert_only_new_work_gets_tokens(rig)
+
+        def kept() -> tuple[Counter[str], dict[str, int]]:
+            service = rig.service
+            tables = table_lengths(service, service.admission, service.branches, service.metrics)
+            return living(), {**engine_tables(rig.llm), **tables}
+
+        drop(range(20))
+        (objects, tables), resident = kept(), resident_bytes()
+        drop(range(20, 100))
+        # The thread of the last request may still be on its way out.
+        rig.wait_until(lambda: not kept()[0] - objects)
+        assert kept()[1] == tables
+        # 64 KB kept of each round would be 5 MiB.
+        assert resident_bytes() - resident < 4 << 20
+        assert rig.llm.memory().in_use == 0
+        assert rig.post("/v1/completions", {"prompt": "a", "max_tokens": 1})["choices"]
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:

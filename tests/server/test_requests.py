@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from server_rig import Rig, counting, letters, running, scripted
+
+from cotrt.models import chat_template
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -231,6 +234,32 @@ def test_a_models_own_endless_template_ends_and_leaves_the_server_well() -> None
         status, reply, _ = rig.call("POST", "/v1/chat/completions", {"messages": MESSAGES})
         assert status == 400 and "template" in reply["error"]["message"]
         assert rig.get("/health") == {"status": "ok"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/branches"])
+def test_health_answers_while_a_template_is_rendered(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, ended_by_itself = threading.Event(), threading.Event(), threading.Event()
+    render = chat_template.render
+
+    def slow_render(*args: Any, **kwargs: Any) -> str:
+        begun.set()
+        if not may_end.wait(10):
+            ended_by_itself.set()
+        return render(*args, **kwargs)
+
+    monkeypatch.setattr(chat_template, "render", slow_render)
+    with running(scripted(letters, model_len=64)) as rig:
+        asked = {"messages": MESSAGES}
+        client = threading.Thread(target=rig.post, args=(path, asked))
+        client.start()
+        assert begun.wait(10)
+        assert rig.get("/health") == {"status": "ok"}
+        # On the event loop the rendering would have had to end first.
+        assert not ended_by_itself.is_set()
+        may_end.set()
+        client.join()
 
 
 def test_content_may_be_text_parts_or_null(rig: Rig) -> None:

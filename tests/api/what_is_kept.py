@@ -1,0 +1,45 @@
+"""What an engine still holds: its objects, its tables and its memory, to compare over rounds."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+_TABLES = (list, dict, set, deque)
+_PROC = Path("/proc/self")
+
+
+def living() -> Counter[str]:
+    """How many objects of each of cotrt's classes are alive in this process."""
+    gc.collect()
+    kinds = (type(each) for each in gc.get_objects())
+    return Counter(kind.__qualname__ for kind in kinds if kind.__module__.startswith("cotrt."))
+
+
+def table_lengths(*owners: Any) -> dict[str, int]:
+    """Lengths of the lists, dicts, sets and deques that `owners` hold, by class and name."""
+    return {
+        f"{type(owner).__name__}.{name}": len(value)
+        for owner in owners
+        for name, value in vars(owner).items()
+        if isinstance(value, _TABLES)
+    }
+
+
+def engine_tables(llm: Any) -> dict[str, int]:
+    """`table_lengths` of the parts of an LLM's engine."""
+    runtime = llm._runtime
+    engine = runtime.engine
+    with engine.lock:
+        return table_lengths(
+            runtime, runtime.driver, engine, engine.scheduler, engine.table, engine._outcomes,
+            engine.tree, engine._runner,
+        )  # fmt: skip
+
+
+def resident_bytes() -> int:
+    """Bytes of this process that are in memory (Linux)."""
+    return int((_PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
