@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cache_user
 import numpy as np
 import pytest
 from killing import kill, start_writer
@@ -377,6 +381,57 @@ def test_two_stores_in_one_folder(made: Made, tmp_path: Path) -> None:
     assert third.flush(30)
     third._make_room()
     assert third._used <= 40 * RECORD
+
+
+def test_two_processes_in_one_folder(made: Made, tmp_path: Path) -> None:
+    """They read each other's records; what they write between two looks may exceed the bound."""
+    folder = tmp_path / "cache"
+    script = Path(cache_user.__file__)
+    users = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder), str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for seed in range(2)
+    ]
+    try:
+        for user in users:
+            assert user.stdout is not None and user.stdout.readline() == b"ready\n"
+        for user in users:
+            assert user.stdin is not None
+            user.stdin.write(b"go\n")
+            user.stdin.flush()
+        most = 0
+        deadline = time.monotonic() + 300
+        while any(user.poll() is None for user in users) and time.monotonic() < deadline:
+            most = max(most, _bytes_in(folder))
+            time.sleep(0.005)
+        said = [user.communicate(timeout=60) for user in users]
+    finally:
+        for user in users:
+            user.kill()
+            user.wait()
+    for user, (out, error) in zip(users, said):
+        assert user.returncode == 0, error.decode()
+        assert all(int(number) > 0 for number in out.split()), out
+    # Each keeps what it knows of within the bound. A look of ours takes time, hence a few more.
+    assert most <= 2 * cache_user.MAX_BYTES + 16 * cache_user.FILE_BYTES
+    assert 0 < _bytes_in(folder) <= cache_user.MAX_BYTES, "the last look makes room"
+    assert all(record_file.key_of(path.name) for path in folder.iterdir())
+    store = made(folder)
+    for number in _numbers(folder):
+        assert np.array_equal(store.read(key(number)), record(number))
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat().st_size
+    return total
 
 
 def test_a_private_folder_goes_at_the_end(made: Made, tmp_path: Path) -> None:

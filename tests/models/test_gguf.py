@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_model, prompt_logits, random_ids
+from foreign_code import KNOWN, UNKNOWN, add_code, never_ran
 from tokens import TEMPLATE
 
 from cotrt.errors import ModelLoadError
@@ -220,3 +221,20 @@ def test_a_file_that_is_no_gguf_and_another_architecture_are_refused(tmp_path: P
         load(text)
     with pytest.raises(ModelLoadError, match="does not exist"):
         load(tmp_path / "missing.gguf")
+
+
+def test_a_gguf_file_beside_code(tmp_path: Path) -> None:
+    """What lies in its folder is read, and code that is named there never runs."""
+    path = write(make_model("llama"), tmp_path / "model.gguf")
+    mark = add_code(tmp_path, **KNOWN)
+    loaded = load(path)
+    assert loaded.tokenizer is not None and loaded.tokenizer.bos_token_id == 1
+    assert never_ran(mark)
+
+
+def test_a_gguf_file_beside_a_tokenizer_that_is_code_alone_is_refused(tmp_path: Path) -> None:
+    path = write(make_model("llama"), tmp_path / "model.gguf")
+    mark = add_code(tmp_path, **UNKNOWN)
+    with pytest.raises(ModelLoadError, match="its tokenizer cannot be read"):
+        load(path)
+    assert never_ran(mark)

@@ -136,20 +136,6 @@ def test_auto_dtype_is_that_of_the_checkpoint(dtype: str, tmp_path: Path) -> Non
         assert load(tmp_path, attention_backend="reference").model.dtype == kind
 
 
-def test_code_that_comes_with_a_model_never_runs(folder: Path, tmp_path: Path) -> None:
-    with_eos(folder, tmp_path)
-    (tmp_path / "modeling_evil.py").write_text("open('ran', 'w')\nclass Evil: pass\n")
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForCausalLM": "modeling_evil.Evil"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings["auto_map"] = {"AutoTokenizer": ["modeling_evil.Evil", None]}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    load(tmp_path)
-    assert not Path("ran").exists() and not (tmp_path / "ran").exists()
-    assert "modeling_evil" not in sys.modules
-
-
 def test_importing_models_brings_no_torch_and_no_transformers() -> None:
     code = "import sys, cotrt.models; print(sorted({'torch', 'transformers'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
