@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,8 +12,9 @@ from urllib.parse import quote
 from cotrt.client.generation import RemoteGeneration
 from cotrt.client.handle import RemoteHandle
 from cotrt.client.plain import plain, plain_ids, plain_sampling
+from cotrt.client.results import score_of
 from cotrt.errors import BranchPrunedError
-from cotrt.outputs import BranchKV, Choice, Score
+from cotrt.outputs import BranchKV, Choice
 
 if TYPE_CHECKING:
     from cotrt.client.branches import RemoteBranches
@@ -67,8 +68,12 @@ class RemoteBranch:
         self._delete("false")
 
     def keep(self, seconds: float) -> None:
-        """Renew the lease, and make it `seconds` from now on."""
-        self._about.update(self._post("keep", {"ttl": seconds}))
+        """A lease on its KV, as `Branch.keep`: for so long it is evicted last. 0 ends it.
+
+        The server keeps the branch itself at least so long, used or not; that lease never becomes
+        shorter. The server takes a day at most. Errors are those of `Branch.keep`.
+        """
+        self._about.update(self._post("keep", {"seconds": seconds}))
 
     # ---- verbs that need the model ------------------------------------------------------------
 
@@ -87,7 +92,9 @@ class RemoteBranch:
 
         def work(link: Callable[[Any], None]) -> Any:
             found = self._client._call("POST", self._path("score"), body, link)
-            return [_score(each) for each in found["data"]] if "data" in found else _score(found)
+            return (
+                [score_of(each) for each in found["data"]] if "data" in found else score_of(found)
+            )
 
         return RemoteHandle(work)
 
@@ -103,7 +110,7 @@ class RemoteBranch:
 
         def work(link: Callable[[Any], None]) -> Choice:
             found = self._client._call("POST", self._path("choose"), body, link)
-            scores = [_score(each) for each in found["scores"]]
+            scores = [score_of(each) for each in found["scores"]]
             return Choice(found["index"], found["option"], scores)
 
         return RemoteHandle(work)
@@ -208,7 +215,3 @@ class RemoteBranch:
     def _delete(self, prune: str) -> None:
         with contextlib.suppress(BranchPrunedError):
             self._client._call("DELETE", f"{self._path()}?prune={prune}")
-
-
-def _score(found: Mapping[str, Any]) -> Score:
-    return Score(list(found["token_ids"]), list(found["logprobs"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from cotrt.client.results import completion_of
 from cotrt.errors import (
     BranchBusyError,
     BranchPrunedError,
@@ -11,6 +12,7 @@ from cotrt.errors import (
     EngineDeadError,
     InvalidRequestError,
     KVCacheExhaustedError,
+    NumericsError,
     PromptTooLongError,
 )
 
@@ -21,17 +23,23 @@ _ERRORS: dict[str, type[CotrtError]] = {
     "branch_pruned": BranchPrunedError,
     "branch_not_found": BranchPrunedError,
     "engine_dead": EngineDeadError,
+    "numerics": NumericsError,
 }
 
 
 def server_error(status: int, body: bytes) -> CotrtError:
     """The error that the server told of, as the kind that a local branch would raise."""
     try:
-        told = json.loads(body)["error"]
+        whole = json.loads(body)
+        told, output = whole["error"], whole.get("output")
         message, code = str(told["message"]), told.get("code")
     except (ValueError, KeyError, TypeError, AttributeError):
         message, code = body[:200].decode("utf-8", "replace"), None
+        output = None
     kind = _ERRORS.get(code or "")
     if kind is None:
         kind = InvalidRequestError if status in (400, 401, 404, 413, 415) else CotrtError
-    return kind(message)
+    error = kind(message)
+    if isinstance(error, (BranchPrunedError, NumericsError)) and output is not None:
+        error.output = completion_of(output)
+    return error

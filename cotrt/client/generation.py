@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from cotrt.client.errors import server_error
 from cotrt.client.handle import RemoteHandle
+from cotrt.client.results import completion_of, logprobs_of
 from cotrt.outputs import Chunk, CompletionOutput
 
 if TYPE_CHECKING:
     from cotrt.client.branch import RemoteBranch
+    from cotrt.sampling.logprobs import Logprob
 
 
 class RemoteGeneration(RemoteHandle[CompletionOutput]):
@@ -26,6 +28,10 @@ class RemoteGeneration(RemoteHandle[CompletionOutput]):
 
     def __init__(self, branch: RemoteBranch, body: Mapping[str, Any]) -> None:
         self._chunks: list[Chunk] = []
+        # One dict a token, where they were asked for.
+        self._logprobs: list[dict[int, Logprob]] | None = (
+            None if body.get("logprobs") is None else []
+        )
         self._grown = threading.Condition()
         super().__init__(lambda link: self._run(branch, body, link))
 
@@ -46,9 +52,12 @@ class RemoteGeneration(RemoteHandle[CompletionOutput]):
                     if "error" in event:
                         raise server_error(500, line[6:])
                     if "output" in event:
-                        return _completion(event["output"])
+                        return completion_of(event["output"])
+                    chunk = Chunk(event["text"], event["token_ids"], event["token_logprobs"])
                     with self._grown:
-                        self._chunks.append(Chunk(event["text"], event["token_ids"], []))
+                        self._chunks.append(chunk)
+                        if "logprobs" in event:
+                            self._logprobs = (self._logprobs or []) + logprobs_of(event["logprobs"])
                         self._grown.notify_all()
             raise ConnectionError("the server ended the stream before the work was done")
         except (OSError, http.client.HTTPException, ValueError):
@@ -69,8 +78,8 @@ class RemoteGeneration(RemoteHandle[CompletionOutput]):
             index=0,
             text="".join(chunk.text for chunk in self._chunks),
             token_ids=[i for chunk in self._chunks for i in chunk.token_ids],
-            cumulative_logprob=0.0,
-            logprobs=None,
+            cumulative_logprob=sum(value for chunk in self._chunks for value in chunk.logprobs),
+            logprobs=self._logprobs,
             finish_reason="abort",
         )
 
@@ -108,12 +117,3 @@ class RemoteGeneration(RemoteHandle[CompletionOutput]):
         trace: TracebackType | None,
     ) -> None:
         self.cancel()
-
-
-def _completion(found: Mapping[str, Any]) -> CompletionOutput:
-    from cotrt.sampling.logprobs import Logprob
-
-    logprobs = found["logprobs"]
-    if logprobs is not None:
-        logprobs = [{int(k): Logprob(**v) for k, v in each.items()} for each in logprobs]
-    return CompletionOutput(**{**found, "logprobs": logprobs})

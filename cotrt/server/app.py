@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from cotrt.errors import BranchBusyError, BranchPrunedError
 from cotrt.llm import LLM
-from cotrt.server.errors import ApiError
+from cotrt.server.errors import ApiError, to_api_error
 from cotrt.server.guard import Guard
 from cotrt.server.options import ServerOptions
 from cotrt.server.routes import ROUTES, Endpoint
@@ -89,6 +90,11 @@ def _safely(
             return await endpoints[method](request, service)
         except (ClientGoneError, ClientDisconnect):
             return Response(status_code=499)  # nobody reads it
+        except (BranchBusyError, BranchPrunedError) as error:
+            told = to_api_error(error)
+            owner = request.scope["state"]["owner"]
+            told.message = service.branches.with_ids(told.message, owner)
+            return error_reply(told)
         except Exception as error:
             return error_reply(error)
 

@@ -86,4 +86,6 @@ class TruncateRequest(LeaseFields):
 
 
 class KeepRequest(LeaseFields):
-    """Renews the lease."""
+    """``seconds``: for so long its KV is evicted last, and the branch lives on at least so long."""
+
+    seconds: Annotated[float, Field(ge=0, le=1e9)] | None = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cotrt.branch import Branch
@@ -17,6 +18,8 @@ from cotrt.llm import LLM
 from cotrt.params import SamplingParams
 from cotrt.server.errors import ApiError
 from cotrt.server.options import ServerOptions
+
+_NUMBER = re.compile(r"\bbranch (\d+)\b")
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +32,7 @@ class Lease:
         owner: hash of the key that made it.
         ttl: seconds that it lives on after its last use.
         expires: monotonic time of its end.
+        kept_until: monotonic time before which it does not end, whatever the ttl.
     """
 
     id: str
@@ -36,7 +40,7 @@ class Lease:
     owner: str
     ttl: float
     expires: float
-    metadata: dict[str, Any] = field(default_factory=dict)
+    kept_until: float = 0.0
 
 
 class BranchTable:
@@ -121,7 +125,23 @@ class BranchTable:
 
     def renew(self, lease: Lease) -> None:
         """Start the lease anew."""
-        lease.expires = time.monotonic() + lease.ttl
+        lease.expires = max(time.monotonic() + lease.ttl, lease.kept_until)
+
+    def keep(self, lease: Lease, seconds: float) -> None:
+        """`Branch.keep`, and a lease that does not end before it. No lease becomes shorter.
+
+        Raises:
+            ApiError: longer than a branch may live unused.
+            InvalidRequestError: as `Branch.keep`; nothing has changed then.
+        """
+        limit = self._options.max_ttl_s
+        if seconds > limit:
+            raise ApiError(
+                400, f"seconds={seconds}: must be at most {limit}; keep it again", param="seconds"
+            )
+        lease.branch.keep(seconds)
+        lease.kept_until = max(lease.kept_until, time.monotonic() + seconds)
+        self.renew(lease)
 
     def owned(self, owner: str) -> list[Lease]:
         """All of an owner's branches, oldest first."""
@@ -131,6 +151,15 @@ class BranchTable:
         """The id under which an owner knows a sequence of the engine."""
         lease = self._leases.get(self._ids.get(sequence_id, ""))
         return lease.id if lease is not None and lease.owner == owner else None
+
+    def with_ids(self, message: str, owner: str) -> str:
+        """A message of the engine, with the owner's ids for the engine's numbers of branches."""
+
+        def named(found: re.Match[str]) -> str:
+            lease_id = self.id_of(int(found[1]), owner)
+            return found[0] if lease_id is None else f"branch {lease_id}"
+
+        return _NUMBER.sub(named, message)
 
     def prune(self, lease: Lease) -> None:
         """Cut the branch and everything grown from it."""

@@ -5,13 +5,15 @@ The verbs are those of `cotrt.Branch`, the JSON is that of its results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cotrt.errors import BranchPrunedError, NumericsError
 from cotrt.handle import Handle
 from cotrt.outputs import Choice, CompletionOutput, Score
 from cotrt.server.branch_requests import (
@@ -27,7 +29,7 @@ from cotrt.server.branch_requests import (
 )
 from cotrt.server.branch_table import Lease
 from cotrt.server.chat_request import ChatRequest
-from cotrt.server.errors import ApiError
+from cotrt.server.errors import ApiError, to_api_error
 from cotrt.server.outputs import finish_reason, read_pieces
 from cotrt.server.service import Service
 from cotrt.server.wire import Emit, EventStream, Reply, read_model, while_connected
@@ -112,8 +114,10 @@ async def truncate_branch(request: Request, service: Service) -> Response:
 
 
 async def keep_branch(request: Request, service: Service) -> Response:
-    """Renew the lease."""
-    _, lease = await _read(request, service, KeepRequest)
+    """Evict its KV last for a time, and let it live on at least so long."""
+    asked, lease = await _read(request, service, KeepRequest)
+    if asked.seconds is not None:
+        service.branches.keep(lease, asked.seconds)
     return Reply(service.branches.describe(lease))
 
 
@@ -135,20 +139,26 @@ async def generate_branch(request: Request, service: Service) -> Response:
         service.branches.renew(lease)
 
     async def stream(emit: Emit) -> None:
-        async for piece in read_pieces(generation):
-            event: dict[str, Any] = {"text": piece.text, "token_ids": piece.token_ids}
-            if params.logprobs is not None:
-                event["logprobs"] = [_scores_json(each) for each in piece.scores]
-            if piece.finish_reason is not None:
-                finish_reason(piece.finish_reason)
-                event["output"] = _completion_json(generation.result())
-            await emit(event)
+        with _errors_have_output():
+            async for piece in read_pieces(generation):
+                event: dict[str, Any] = {
+                    "text": piece.text,
+                    "token_ids": piece.token_ids,
+                    "token_logprobs": [_finite(value) for value in piece.logprobs],
+                }
+                if params.logprobs is not None:
+                    event["logprobs"] = [_scores_json(each) for each in piece.scores]
+                if piece.finish_reason is not None:
+                    finish_reason(piece.finish_reason)
+                    event["output"] = _completion_json(generation.result())
+                await emit(event)
 
     if asked.stream:
         timeout = service.options.write_timeout_s
         return EventStream(stream, cleanup=cleanup, write_timeout_s=timeout)
     try:
-        output = await while_connected(request.receive, lambda: _result(generation))
+        with _errors_have_output():
+            output = await while_connected(request.receive, lambda: _result(generation))
         finish_reason(output.finish_reason)
         return Reply(_completion_json(output))
     finally:
@@ -227,6 +237,18 @@ async def _wait(
 
 async def _result(handle: Handle[T]) -> T:
     return await handle
+
+
+@contextmanager
+def _errors_have_output() -> Iterator[None]:
+    """Errors that carry what was made before them tell the client of it."""
+    try:
+        yield
+    except (BranchPrunedError, NumericsError) as error:
+        told = to_api_error(error)
+        if error.output is not None:
+            told.output = _completion_json(error.output)
+        raise told from error
 
 
 def _completion_json(output: CompletionOutput) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from cotrt.params import MAX_LOGPROBS
@@ -24,13 +24,23 @@ class TextPart(RequestModel):
     text: str
 
 
+def _only_text(content: Any) -> Any:
+    """Parts that are no text are refused by name; the rest is left to the type."""
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and part.get("type", "text") != "text":
+            raise ValueError(
+                f"a part of type {str(part['type'])[:80]!r}; only text parts are supported"
+            )
+    return content
+
+
 class Message(BaseModel):
     """A message. Fields beyond these are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[TextPart] | None, BeforeValidator(_only_text)] = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
@@ -127,6 +137,13 @@ class ChatRequest(OpenAIFields):
 
     def _forced_tools(self) -> list[dict[str, Any]]:
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        if not tools:
+            raise ApiError(
+                400,
+                "tool_choice: a call is asked for and the request has no tools: give tools, or "
+                "leave tool_choice out",
+                param="tools",
+            )
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
             tools = [tool for tool in tools if tool["function"]["name"] == name]

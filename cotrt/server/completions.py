@@ -146,7 +146,10 @@ class _Run:
             piece = Piece(output.text, output.token_ids, scores)
             piece.finish_reason, piece.stop_reason = output.finish_reason, output.stop_reason
             parts.append(choice.part(piece))
-            choices.append(_joined(parts, choice.prompt_logprobs()))
+            whole = _joined(parts, choice.prompt_logprobs())
+            if self._asked.return_token_ids:
+                whole["prompt_token_ids"] = choice.prompt
+            choices.append(whole)
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     async def stream(self, emit: Emit) -> None:

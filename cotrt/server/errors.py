@@ -39,7 +39,10 @@ class ApiError(Exception):
         param: the field that was wrong, or None.
         code: a word for programs, or None.
         headers: further headers of the response.
+        output: as JSON data, what a generate had made before the error; or None.
     """
+
+    output: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class ApiError(Exception):
         default = "invalid_request_error" if self.status < 500 else "server_error"
         kind = _KINDS.get(self.status, default)
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        return {"error": error} if self.output is None else {"error": error, "output": self.output}
 
 
 def to_api_error(error: BaseException) -> ApiError:
@@ -102,10 +105,16 @@ def _of_validation(error: ValidationError) -> ApiError:
     else:
         same = [e for e in found if e["loc"][:1] == first["loc"][:1]]
         texts = list(dict.fromkeys(e["msg"].removeprefix("Value error, ") for e in same))
-        message = f"{param}: " * bool(param) + "; or: ".join(texts[:4])
+        where = _path(first["loc"]) if first["type"] == "value_error" else param
+        message = f"{where}: " * bool(where) + "; or: ".join(texts[:4])
         if first["type"] != "missing" and first["loc"]:
             message += f" (got {_short(first.get('input'))})"
     return ApiError(400, message, param=param)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """``messages[0].content`` for a field inside of others."""
+    return "".join(f"[{i}]" if isinstance(i, int) else f".{i}" for i in loc).lstrip(".")
 
 
 def _short(value: Any) -> str:

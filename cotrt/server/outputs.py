@@ -19,6 +19,7 @@ class Piece:
     Attributes:
         text: text that is final.
         token_ids: tokens sampled.
+        logprobs: their log-probabilities; empty where nobody reads the pieces one by one.
         scores: one dict a token where logprobs were asked for, else empty.
         finish_reason: in the last piece, else None.
         stop_reason: what matched, in the last piece.
@@ -27,6 +28,7 @@ class Piece:
     text: str
     token_ids: list[int]
     scores: list[dict[int, Logprob]] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -47,8 +49,10 @@ async def read_pieces(generation: Generation) -> AsyncIterator[Piece]:
             given = state.scores[seen : seen + len(ids)]
             scores = [runtime.logprob_dict(i, score) for i, score in zip(ids, given)]
         seen += len(ids)
-        yield Piece(chunk.text, ids, scores)
-    yield Piece("", [], [], state.finish_reason, state.stop_reason)
+        yield Piece(chunk.text, ids, scores, chunk.logprobs)
+    end = Piece("", [])
+    end.finish_reason, end.stop_reason = state.finish_reason, state.stop_reason
+    yield end
 
 
 def states_of(submission: Submission) -> list[GenerationState]:

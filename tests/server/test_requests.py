@@ -272,10 +272,41 @@ def test_content_may_be_text_parts_or_null(rig: Rig) -> None:
     assert whole["prompt_token_ids"] == split["prompt_token_ids"]
     rig.post("/v1/chat/completions", {"messages": [{"role": "user", "content": None}], **asked})
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
-    status, _, _ = rig.call(
-        "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": image}]}
-    )
-    assert status == 400
+    mixed = [*MESSAGES, {"role": "user", "content": [*parts, *image]}]
+    for path in ("/v1/chat/completions", "/tokenize", "/v1/branches"):
+        status, reply, _ = rig.call("POST", path, {"messages": mixed})
+        message = reply["error"]["message"]
+        assert status == 400 and reply["error"]["param"] == "messages"
+        assert message.startswith(
+            "messages[1].content: a part of type 'image_url'; only text parts are supported"
+        )
+
+
+def test_a_forced_call_without_tools_says_what_is_missing(rig: Rig) -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice in ("required", named):
+        asked = {"messages": MESSAGES, "tool_choice": choice}
+        status, reply, _ = rig.call("POST", "/v1/chat/completions", asked)
+        assert status == 400 and "the request has no tools" in reply["error"]["message"]
+        assert reply["error"]["param"] == "tools"
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_token_ids_of_prompts_come_whole_and_streamed(rig: Rig, echo: bool) -> None:
+    asked = {"prompt": ["ab", "c"], "max_tokens": 3, "seed": 1, "n": 2, "echo": echo}
+    asked["return_token_ids"] = True
+    whole = rig.post("/v1/completions", asked)
+    prompts = [choice["prompt_token_ids"] for choice in whole["choices"]]
+    assert prompts == [[97, 98], [97, 98], [99], [99]]
+    assert all(len(choice["token_ids"]) == 3 for choice in whole["choices"])
+    streamed = {}
+    for event in rig.events("/v1/completions", {**asked, "stream": True}):
+        for choice in event["choices"]:
+            if "prompt_token_ids" in choice:
+                streamed[choice["index"]] = choice["prompt_token_ids"]
+    assert [streamed[i] for i in range(4)] == prompts
+    plain = rig.post("/v1/completions", {**asked, "return_token_ids": False})
+    assert "prompt_token_ids" not in plain["choices"][0]
 
 
 def test_tokenize_and_detokenize_are_inverse(rig: Rig) -> None:
