@@ -203,17 +203,24 @@ def open_llm(model: str, folder: Path) -> tuple[LLM, list[str]]:
     return llm, missing
 
 
-def show(seconds: float, kib: int, num_records: int) -> None:
+def show(seconds: float, kib: int, num_objects: int, num_records: int) -> None:
     """A sample, for whoever looks at a growth while the soak runs."""
-    line = f"{seconds / 60:5.1f} min {kib / 1024:7.2f} MiB {num_records:6d} records"
+    line = (
+        f"{seconds / 60:5.1f} min {kib / 1024:7.2f} MiB {num_objects:8d} blocks of Python's "
+        f"{num_records:6d} records"
+    )
     print(line, file=sys.stderr, flush=True)
 
 
 def growth(samples: list[tuple[float, int]]) -> float:
-    """By how much the last fifth is above what came after the first sixth, as a share."""
+    """By how much the last fifth is above what came after the first sixth, as a share.
+
+    Args:
+        samples: seconds since the beginning, and what was measured then.
+    """
     end = samples[-1][0]
-    early = [kib for at, kib in samples if end / 6 <= at < end / 3]
-    late = [kib for at, kib in samples if at >= end * 0.8]
+    early = [value for at, value in samples if end / 6 <= at < end / 3]
+    late = [value for at, value in samples if at >= end * 0.8]
     return statistics.median(late) / statistics.median(early) - 1
 
 
@@ -224,7 +231,7 @@ def run(minutes: float, model: str, seed: int, num_threads: int = 4) -> dict[str
         AssertionError: a law is broken, or something is left over.
         BaseException: what a worker met that it should not have.
     """
-    samples: list[tuple[float, int]] = []
+    samples: list[tuple[float, int, int]] = []  # seconds, KiB, blocks of Python's allocator
     with tempfile.TemporaryDirectory() as name:
         llm, missing = open_llm(model, Path(name) / "tier")
         engine = llm._runtime.engine
@@ -240,7 +247,7 @@ def run(minutes: float, model: str, seed: int, num_threads: int = 4) -> dict[str
         num_lines = 0
         while not soak.is_over:
             time.sleep(min(5.0, 0.6 * minutes))
-            samples.append((time.monotonic() - began, private_kib()))
+            samples.append((time.monotonic() - began, private_kib(), sys.getallocatedblocks()))
             if samples[-1][0] >= 60 * num_lines:
                 num_lines += 1
                 show(*samples[-1], llm.metrics["disk_blocks"])
@@ -271,7 +278,8 @@ def run(minutes: float, model: str, seed: int, num_threads: int = 4) -> dict[str
         "not_there": missing,
         "metrics": metrics,
         "private_mib": [round(samples[0][1] / 1024, 1), round(samples[-1][1] / 1024, 1)],
-        "growth": round(growth(samples), 4),
+        "growth": round(growth([(at, kib) for at, kib, _ in samples]), 4),
+        "growth_of_python_blocks": round(growth([(at, num) for at, _, num in samples]), 4),
     }
 
 
