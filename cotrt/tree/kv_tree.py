@@ -25,6 +25,10 @@ class KVTree:
     Laws, beside the pool's: a node's blocks are sealed; a live node holds each of its blocks
     once; ``num_live`` is the number of tips and live children that can be named; no two children
     of a node share their first block's tokens; an ancestor is never evicted before a descendant.
+
+    Attributes:
+        uncopied: copies that the step being scheduled will make before its rows, destination to
+            source. Until then what a destination is to hold is in its source.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -33,6 +37,7 @@ class KVTree:
         self.root = Node(None, 0)
         self.clock = 0
         self.version = 0  # grows when a tail becomes shared or a block is exchanged
+        self.uncopied: dict[int, int] = {}
         self.num_copies_on_write = 0
         self.num_evicted = 0
         self.tiers: Tiers | None = None  # told of what is sealed, pruned and evicted
@@ -181,6 +186,9 @@ class KVTree:
         if self._tail_is_shared(seq):
             source = seq.private[0]
             copy = (source, self.allocate())
+            # All sources are read before anything is written, so a copy of a copy that is made in
+            # this very step reads the first one's source.
+            self.uncopied[copy[1]] = self.uncopied.get(source, source)
             seq.private[0] = copy[1]
             self.pool.release(source)
             self.num_copies_on_write += 1

@@ -47,7 +47,7 @@ def reclaim_idle(tree: KVTree, sequences: Iterable[Sequence], fits: Callable[[],
 def give_up(tree: KVTree, seq: Sequence) -> None:
     """Release a living sequence's KV for others; a tier may keep what nobody else holds."""
     if tree.tiers is not None:
-        tree.tiers.releasing(seq)
+        tree.tiers.releasing(seq, tree.uncopied)
     tree.release(seq)
 
 

@@ -23,6 +23,7 @@ class StepBuilder:
 
     def __init__(self, tree: KVTree, max_tokens: int, max_scored_rows: int) -> None:
         self._tree = tree
+        tree.uncopied = {}
         self.tokens_left = max_tokens
         self._scored_left = max_scored_rows
         self.entries: list[Entry] = []
@@ -35,7 +36,6 @@ class StepBuilder:
         self.load_bytes_left = 0 if tiers is None else tiers.step_bytes()
         self._num_rows = 0
         self._load_pairs: list[tuple[bytes, int, int]] = []
-        self._copies: dict[int, int] = {}  # destination -> source
         self._logits_rows: dict[int, int] = {}  # row -> index among the logits rows
         self._draws: list[tuple[Work, int]] = []
         self._scored: list[tuple[Work, int, int]] = []
@@ -67,12 +67,7 @@ class StepBuilder:
         end = start + rows
         num_new = end - seq.num_computed
         if num_new:
-            copy = self._tree.reserve(seq, num_new)
-            if copy is not None:
-                source, destination = copy
-                # All sources are read before anything is written, so a copy of a copy that is
-                # made in this very step reads the first one's source.
-                self._copies[destination] = self._copies.get(source, source)
+            self._tree.reserve(seq, num_new)
         entry = Entry(work, start, rows, self._num_rows, num_new)
         self.entries.append(entry)
         self.by_work[work] = entry
@@ -161,7 +156,7 @@ class StepBuilder:
             input_ids=input_ids,
             positions=positions.astype(np.int32),
             slot_mapping=slots,
-            copies=tuple((source, target) for target, source in self._copies.items()),
+            copies=tuple((source, target) for target, source in self._tree.uncopied.items()),
             attention=planner.plan(leaves),
             logits_rows=logits_rows,
             sample_rows=sample_rows,

@@ -16,7 +16,7 @@ forgotten, and its tokens are computed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -136,17 +136,20 @@ class Tiers:
         self._unsaved.pop(block, None)
         self._plan(node_keys(node, self.first_key)[-1], block, self.block_size)
 
-    def releasing(self, seq: Sequence) -> None:
+    def releasing(self, seq: Sequence, uncopied: Mapping[int, int]) -> None:
         """`seq` is about to give up its KV for others: its tail is stored.
 
         Whole blocks are when they are evicted. A tail that others hold too stays theirs, but soon
         they may write on.
+
+        Args:
+            uncopied: the tree's; a step's stores come before its copies.
         """
         seq.num_restorable = max(seq.num_restorable, seq.num_computed)
         if seq.private_len:
             ids = seq.span.slice_ids(seq.node.end, seq.num_computed)
             key = next_key(end_key(seq.node, self.first_key), ids)
-            self._plan(key, seq.private[0], seq.private_len)
+            self._plan(key, uncopied.get(seq.private[0], seq.private[0]), seq.private_len)
 
     def sealed(self, node: Node) -> None:
         """The last block of a node has just been sealed."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from tree_rig import Desk, Grove, path_keys
 
+from cotrt.tree.memory_pressure import give_up
 from cotrt.tree.record_keys import end_key, next_key, node_keys, root_key, tail_keys
 from cotrt.tree.tier_costs import TierCosts
 from cotrt.tree.tiers import Tiers
@@ -97,6 +98,26 @@ def test_a_tier_that_was_slow_is_tried_again() -> None:
     answers = [costs.should_store("disk", 4, 64) for _ in range(200)]
     assert 1 <= sum(answers) <= 4
     assert not TierCosts(always="compute").should_store("host", 1, 1)
+
+
+def test_a_tail_that_is_still_to_be_copied_is_stored_from_its_source() -> None:
+    """A step's stores come before its copies."""
+    grove = Grove(num_blocks=8)
+    tree = grove.tree
+    tree.tiers = Tiers(SimulatedDisk(1e9, 1), TierCosts(always="move"), FIRST, 4, 1)
+    first = grove.root()
+    grove.compute(first, [7, 8, 9])
+    second, third = grove.fork(first), grove.fork(first)
+    for writer in (second, third):
+        assert tree.reserve(writer, 1) is not None
+    (source,) = first.private
+    reader = grove.fork(third)  # as one that waits for room, and shares what `third` holds
+    assert reader.private == third.private[:1] != [source]
+    give_up(tree, reader)
+    assert tree.tiers.take_stores() == ((source, _key(FIRST, [7, 8, 9]), 3),)
+    again = grove.fork(third)
+    assert tree.reserve(again, 1) is not None
+    assert list(tree.uncopied.values()) == [source] * 3
 
 
 class SimulatedDisk:
