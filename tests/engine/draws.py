@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+PHRASES = [[1, 2, 3, 1, 2, 3, 1, 3], [2, 2, 1, 3, 3, 1, 2, 1], [3, 1, 1, 2, 2, 3, 3, 2]]
 Draw = Callable[[random.Random], Any]
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -21,7 +22,15 @@ def flag(pick: random.Random) -> bool:
 
 
 def ids(pick: random.Random) -> list[int]:
-    """Some tokens, out of so few that branches come to have prefixes in common."""
+    """Some tokens, out of so few that branches come to have prefixes in common.
+
+    In two of five there are blocks that come again under another path.
+    """
+    kind = pick.randrange(5)
+    if kind == 0:
+        return [pick.randint(1, 3)] * pick.randint(1, 40)
+    if kind == 1:
+        return PHRASES[pick.randrange(len(PHRASES))] * pick.randint(1, 5)
     return [pick.randint(1, 3) for _ in range(pick.randint(1, 24))]
 
 

@@ -1,9 +1,7 @@
-"""An engine without a thread, over a model that logs and checks every row it is asked for."""
+"""An engine without a thread, over a model that checks every row; laws are checked every step."""
 
 from __future__ import annotations
 
-import collections
-import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -11,7 +9,9 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch
+import numpy.typing as npt
+from logged_model import LoggedModel
+from path_kv import check_chains
 
 from cotrt import runtime as runtime_module
 from cotrt.branch import Branch
@@ -21,124 +21,8 @@ from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.models.tokenizer import Tokenizer
 from cotrt.params import SamplingParams
-from cotrt.plan import StepPlan
 from cotrt.runtime import Runtime
 from cotrt.stats import memory_stats, metrics
-from cotrt.testing import ScriptedModel, _Paths
-
-VOCAB, EOS = 12, 0
-
-
-@lru_cache(maxsize=1 << 16)
-def _probs(path: tuple[int, ...]) -> dict[int, float]:
-    word = hash(path) & ((1 << 62) - 1)
-    return {token: 1.0 + (word >> 4 * token & 15) for token in range(VOCAB)}
-
-
-def probs(path: Sequence[int]) -> dict[int, float]:
-    """Next-token weights that depend on every token of `path`."""
-    return _probs(tuple(path))
-
-
-def logprob(path: Sequence[int], token: int) -> float:
-    """What the model gives `token` after `path`."""
-    weights = probs(path)
-    return math.log(weights[token] / sum(weights.values()))
-
-
-class LoggedModel(ScriptedModel):
-    """A ScriptedModel that remembers every (path, token) it computed.
-
-    Attributes:
-        computed: paths of the rows whose KV was written; known: those of KV that an earlier model
-            has computed.
-        num_rows: rows of all steps; num_logits_rows: logits rows of all steps.
-        expected: called before a step runs; gives the path that each row has to see.
-        in_flight: called, in order, while a step is running, once the model has run.
-        fail: raised by the next step, in place of running it.
-        room: rows of the largest step that there is memory for: a larger one writes half of its
-            rows and raises. None: any number.
-        no_room_to_copy: the next copy raises MemoryError and copies nothing.
-        num_shortages: how often one of the two happened.
-        logs: whether it does what its name says.
-    """
-
-    def __init__(self, next_probs: Callable[[list[int]], Any] = probs, **options: Any) -> None:
-        options = {"vocab_size": VOCAB, "eos_token_id": EOS, **options}
-        super().__init__(next_probs, **options)
-        self.computed: set[tuple[int, ...]] = set()
-        self.known: set[tuple[int, ...]] = set()
-        self.num_rows = 0
-        self.num_logits_rows = 0
-        self.steps: list[StepPlan] = []
-        self.expected: Callable[[], list[list[int]]] | None = None
-        self.on_load: Callable[[int], None] | None = None
-        self.in_flight: collections.deque[Callable[[], Any]] = collections.deque()
-        self.fail: BaseException | None = None
-        self.broken: BaseException | None = None
-        self.room: int | None = None
-        self.no_room_to_copy = False
-        self.num_shortages = 0
-        self.logs = True
-
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        if self.no_room_to_copy:
-            self.no_room_to_copy = False
-            self.num_shortages += 1
-            raise MemoryError("made to fail: no memory for a copy")
-        super().copy_blocks(pairs)
-
-    def write_blocks(self, blocks: Sequence[int], records: Any) -> None:
-        for block in blocks:
-            if self.on_load is not None:
-                self.on_load(block)
-        super().write_blocks(blocks, records)
-
-    def run(self, step: StepPlan) -> torch.Tensor:
-        if self.room is not None and len(step.input_ids) > self.room:
-            self.num_shortages += 1
-            some = np.flatnonzero(step.slot_mapping >= 0)[: len(step.input_ids) // 2]
-            self._kv.reshape(-1)[step.slot_mapping[some]] = step.input_ids[some]
-            self._run_in_flight()
-            raise torch.OutOfMemoryError(f"made to fail: {len(step.input_ids)} rows")
-        if self.fail is not None:
-            error, self.fail = self.fail, None
-            self._run_in_flight()
-            raise error
-        try:
-            logits = self._run(step)
-            self._run_in_flight()
-        except Exception as error:  # the engine would take it for a model's failure
-            self.broken = error
-            raise
-        return logits
-
-    def _run_in_flight(self) -> None:
-        while self.in_flight:
-            self.in_flight.popleft()()
-
-    def _run(self, step: StepPlan) -> torch.Tensor:
-        logits = super().run(step)
-        self.num_rows += len(step.input_ids)
-        self.num_logits_rows += len(step.logits_rows)
-        self.steps.append(step)
-        if not self.logs:
-            return logits
-        paths = _Paths(step.attention, self._kv)
-        expected = self.expected() if self.expected is not None else None
-        for row, slot in enumerate(step.slot_mapping.tolist()):
-            path = paths.of(row)
-            if expected is not None:
-                assert path == expected[row], (
-                    f"row {row} sees {path}, its branch is {expected[row]}"
-                )
-            if slot >= 0:
-                self.computed.add(tuple(path))
-            else:
-                assert tuple(path) in self.computed or tuple(path) in self.known, (
-                    f"row {row} was never computed: {path}"
-                )
-        return logits
 
 
 class StillDriver(Driver):
@@ -303,21 +187,28 @@ class Rig:
         self.check_memory()
         if not isinstance(self.model, LoggedModel):
             return
-        contents = self._contents()
+        held = self._contents()
+        ids, chains = held[:, : self.tree.block_size].tolist(), list[tuple[int, int, int]]()
         for node in self.tree.nodes():
+            before = _last_block(node.parent)
             for block, key in zip(node.blocks, node.keys):
-                assert tuple(contents[block]) == key, f"sealed block {block} has changed"
+                assert tuple(ids[block]) == key, f"sealed block {block} has changed"
+                chains.append((block, before, len(key)))
+                before = block
         for seq in self.scheduler.sequences:
             if seq.private_len:
-                tail = contents[seq.private[0]][: seq.private_len]
+                tail = ids[seq.private[0]][: seq.private_len]
                 assert tail == seq.ids(seq.node.end, seq.num_computed), f"tail of {seq.id}"
+                chains.append((seq.private[0], _last_block(seq.node), seq.private_len))
             if not self.engine._in_flight and seq.work is None:
                 assert len(seq.private) <= 1, f"idle sequence {seq.id} holds {seq.private}"
+        if self.model.logs:
+            check_chains(held, chains)
         self.check_counts()
 
-    def _contents(self) -> list[list[int]]:
-        """The tokens in each block."""
-        return self.model._kv.tolist()
+    def _contents(self) -> npt.NDArray[np.int32]:
+        """``[num_blocks, 2 * block_size]``: of each block its token ids, and their hashes."""
+        return self.model.contents()
 
     def check_memory(self) -> None:
         """What is empty of the slots in use is the rest of each tail, and no more.
@@ -360,6 +251,11 @@ class Rig:
             f"nothing is live, and {pool.num_in_use} blocks are in use"
         )
         assert all(node.num_live == 0 for node in self.tree.nodes())
+
+
+def _last_block(node: Any) -> int:
+    """A node's last block; -1 for the tree's root."""
+    return node.blocks[-1] if node.blocks else -1
 
 
 @lru_cache(maxsize=4096)

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from engine_rig import LoggedModel, Rig
+from engine_rig import Rig
+from logged_model import LoggedModel
 
 from cotrt.engine.engine import Flight
 from cotrt.kernels.cpu.sample import sample as native_sample
@@ -25,7 +27,7 @@ from cotrt.kernels.reference.candidates import BlockedLogits
 from cotrt.kernels.reference.sample import MIN_TEMPERATURE, Draws, sample_filtered, sample_plain
 from cotrt.plan import StepPlan, UInt8
 from cotrt.sampling.sampler import token_logprobs
-from cotrt.testing import ScriptedModel, _Paths
+from cotrt.testing import ScriptedModel
 from cotrt.tree.work import WorkState
 
 POISON = -7
@@ -66,6 +68,8 @@ def present(value: Any) -> Any:
     return value.now() if isinstance(value, LateTensor) else value
 
 
+# What comes into blocks, by block: a block that is copied, or what a record holds.
+Move = dict[int, "int | npt.NDArray[np.int32]"]
 Operation = tuple[Callable[[], Any], list[LateTensor]]
 
 
@@ -181,7 +185,7 @@ class LateModel(LoggedModel):
         num_failed_ahead: of these, how many were made to fail.
         runs: by the id of its plan, each step; the plan is held, so the id stays its own.
         waiting_moves: copies and loads that are not made yet, in their order, a call each: block to
-            the one that is copied into it, or to the token ids that are loaded.
+            the one that is copied into it, or to what is loaded.
         free_blocks: gives the blocks that are free now.
     """
 
@@ -194,7 +198,7 @@ class LateModel(LoggedModel):
         self.num_ahead = 0
         self.num_failed_ahead = 0
         self.runs: dict[int, Run] = {}
-        self.waiting_moves: list[dict[int, int | list[int]]] = []
+        self.waiting_moves: list[Move] = []
         self.free_blocks: Callable[[], list[int]] = list
         self.expected_of: Callable[[StepPlan, bool], list[list[int]] | None] = lambda *_: None
         self._last: Run | None = None
@@ -207,9 +211,9 @@ class LateModel(LoggedModel):
 
         def execute() -> None:
             assert self.waiting_moves.pop(0) is waiting
-            ScriptedModel.copy_blocks(self, pairs)
+            self._copy(pairs)
 
-        waiting: dict[int, int | list[int]] = {target: source for source, target in pairs}
+        waiting: Move = {target: source for source, target in pairs}
         self.waiting_moves.append(waiting)
         self.device.enqueue(execute, 0)
 
@@ -219,7 +223,7 @@ class LateModel(LoggedModel):
 
     def start_reading(self, blocks: Sequence[int]) -> LateRecords:
         def gather() -> tuple[torch.Tensor]:
-            return (torch.from_numpy(ScriptedModel.read_blocks(self, blocks)),)
+            return (torch.from_numpy(LoggedModel.read_blocks(self, blocks)),)
 
         (gathered,) = self.device.enqueue(gather)
         return LateRecords(self.device.enqueue_aside(lambda: gathered.now().clone()))
@@ -229,14 +233,12 @@ class LateModel(LoggedModel):
             for block in blocks:
                 self.on_load(block)
         kept = torch.from_numpy(records.copy())
-        loads: dict[int, int | list[int]] = dict(
-            zip(blocks, kept.view(torch.int32).tolist(), strict=True)
-        )
+        loads: Move = dict(zip(blocks, kept.view(torch.int32).numpy(), strict=True))
         there = self.device.enqueue_aside(lambda: kept)
 
         def scatter() -> None:
             assert self.waiting_moves.pop(0) is loads
-            ScriptedModel.write_blocks(self, blocks, there.now().numpy())
+            self._put(blocks, there.now().numpy())
 
         self.waiting_moves.append(loads)
         self.device.enqueue(scatter, 0)
@@ -270,8 +272,12 @@ class LateModel(LoggedModel):
 
         logits = self.device.enqueue(execute)[0]
         free = self.free_blocks()
-        self.device.enqueue(lambda: self._kv.__setitem__(free, POISON), 0)
+        self.device.enqueue(lambda: self._overwrite(free), 0)
         return logits
+
+    def _overwrite(self, blocks: list[int]) -> None:
+        self._kv[blocks] = POISON
+        self._hashes[blocks] = 0
 
     def _execute(self, run: Run, input_ids: torch.Tensor | None) -> torch.Tensor:
         plan, expected = run.plan, run.expected
@@ -283,7 +289,7 @@ class LateModel(LoggedModel):
                 [*path, token] for path, token in zip(run.before.paths, ids.tolist(), strict=True)
             ]
         logits = ScriptedModel.run(self, plan)
-        paths = _Paths(plan.attention, self._kv)
+        paths = self._computed(plan)
         run.paths = [paths.of(row) for row in range(len(plan.positions))]
         if expected is not None:
             assert run.paths == expected
@@ -443,14 +449,13 @@ class LateRig(Rig):
                 elif tuple(run.paths[row]) not in self.model.computed:
                     raise AssertionError(f"row {row} takes KV that nobody has computed")
 
-    def _contents(self) -> list[list[int]]:
+    def _contents(self) -> npt.NDArray[np.int32]:
         """What blocks hold, or will hold once what waits on the device has been put into them."""
-        contents = super()._contents()
+        held = super()._contents()
         for waiting in self.model.waiting_moves:
-            moved = {b: contents[x] if isinstance(x, int) else x for b, x in waiting.items()}
-            for block, ids in moved.items():
-                contents[block] = ids
-        return contents
+            moved = [held[x].copy() if isinstance(x, int) else x for x in waiting.values()]
+            held[list(waiting)] = moved
+        return held
 
     def check(self) -> None:
         flight = self.ahead

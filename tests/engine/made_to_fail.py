@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine_rig import probs
+from logged_model import probs
 
 from cotrt.testing import CharTokenizer
 

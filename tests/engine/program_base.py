@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 
-from engine_rig import VOCAB, Rig, from_scratch, logprob
+from engine_rig import Rig, from_scratch
+from logged_model import VOCAB, logprob
 from made_to_fail import FlakyTokenizer, FlakyWeights
 from shadows import MAX_LEN, Running, Shadow
 

@@ -13,8 +13,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from engine_rig import LoggedModel
 from late_device import present
+from logged_model import LoggedModel
 
 from cotrt.kernels.cpu import native
 from cotrt.sampling import sampler

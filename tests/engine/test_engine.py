@@ -6,7 +6,8 @@ import gc
 from concurrent.futures import CancelledError
 
 import pytest
-from engine_rig import Rig, logprob, probs
+from engine_rig import Rig
+from logged_model import logprob, probs
 
 from cotrt.errors import (
     BranchBusyError,

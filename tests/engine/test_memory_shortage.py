@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_rig import Rig, logprob
+from engine_rig import Rig
+from logged_model import logprob
 
 from cotrt.engine.memory_shortage import is_out_of_memory
 from cotrt.tree.step_limit import StepLimit

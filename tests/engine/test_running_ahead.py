@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_rig import EOS, Rig
+from engine_rig import Rig
 from late_device import LateRig, random_pace
+from logged_model import EOS
 
 from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
@@ -313,7 +314,7 @@ def test_a_record_is_found_when_its_step_is_through_and_is_what_the_block_held_b
     assert records.num_host == len(plan.stores)
     for _, key, count in plan.stores:
         record = records.host_copy(key)
-        assert record is not None and record.view("int32").tolist() == [1] * count
+        assert record is not None and record.view("int32").tolist()[:count] == [1] * count
     rig.run()
     assert other.tokens == rig.solo(other).tokens
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_rig import Rig, probs
+from engine_rig import Rig
+from logged_model import probs
+from path_kv import path_records
 
 from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
@@ -32,10 +34,10 @@ def make(tmp_path: Path) -> Iterator[Made]:
         tiers = {
             None: None,
             "host": TierOptions(host_bytes=1 << 16, always="move"),
-            "tiny host": TierOptions(host_bytes=8 * 32, always="move"),
+            "tiny host": TierOptions(host_bytes=8 * 64, always="move"),
             "disk": TierOptions(disk_bytes=64 << 20, disk_dir=tmp_path, always="move"),
             "both": TierOptions(
-                host_bytes=8 * 32, disk_bytes=64 << 20, disk_dir=tmp_path, always="move"
+                host_bytes=8 * 64, disk_bytes=64 << 20, disk_dir=tmp_path, always="move"
             ),
             "kept": TierOptions(
                 disk_bytes=64 << 20, disk_dir=tmp_path / "kept", keep=True, always="move"
@@ -143,7 +145,7 @@ def test_what_is_still_to_be_stored_is_saved_from_its_blocks(
     file = SavedFile(tmp_path / "saved")
     (chunk,) = file.chunks
     assert (chunk.start, chunk.num_tokens) == (0, 21)
-    assert file.read_kv(0, 0, 21).view(np.int32).tolist() == ids[:21]
+    assert file.read_kv(0, 0, 21).view(np.int32)[:21].tolist() == ids[:21]
     file.close()
 
 
@@ -242,7 +244,7 @@ def test_a_step_may_consist_of_loads_alone_and_loads_have_a_budget(make: Made) -
     rig.start(rig.root([2] * 319), max_tokens=1, ignore_eos=True)
     rig.run()
     assert branch_kv(rig.engine, branch._seq).location == "host"
-    rig.tree.tiers.costs.taking_in.value = 0.01 / (10 * 32)  # ten blocks a step
+    rig.tree.tiers.costs.taking_in.value = 0.01 / (10 * 64)  # ten blocks a step
     rig.start(branch, max_tokens=1, ignore_eos=True)
     sizes = []
     rig.step()
@@ -276,7 +278,7 @@ def test_two_that_need_the_same_records_load_them_once(make: Made) -> None:
     rig.start(rig.root([7] * 236), max_tokens=1, ignore_eos=True)
     rig.run()
     assert rig.metrics["stored_blocks"] >= 10
-    rig.tree.tiers.costs.taking_in.value = 0.01 / (4 * 32)
+    rig.tree.tiers.costs.taking_in.value = 0.01 / (4 * 64)
     states = [rig.start(rig.root(ids), max_tokens=3, seed=i, ignore_eos=True) for i in range(3)]
     rig.run()
     assert rig.metrics["loaded_blocks"] <= 11
@@ -477,7 +479,7 @@ def test_a_source_is_paged_in_where_it_is_needed(make: Made, bad: bool) -> None:
     ids = [1, 2, 3, 4, 5, 6] * 5  # three blocks of 8 and a tail of 6
     keys = list(path_keys(root_key(rig.model.fingerprint, 8), ids, 8))
     keys.append(tail_keys(keys[-1], ids[24:])[-1])
-    parts = [np.array(ids[i : i + 8], np.int32).tobytes() for i in range(0, 30, 8)]
+    parts = path_records(ids, 8)
     if bad:
         parts[1] = b""
     source = Source(dict(zip(keys, parts, strict=True)))
