@@ -17,17 +17,15 @@ class EngineProgram(LateVerbs, SavingVerbs):
     @staticmethod
     def draw_settings(pick: random.Random) -> dict[str, Any]:
         """Arguments of `make`."""
-        tiers = among("none", *TIERS)(pick)
-        sizes = (2, 3, 4, 6, 8, 12, 20, 64) if tiers == "none" else (2, 3, 4, 5, 6, 8, 12)
         return {
-            "num_blocks": among(*sizes)(pick),
+            "num_blocks": among(2, 3, 4, 5, 6, 8, 12, 20, 64)(pick),
             "block_size": among(8, 16)(pick),
             "max_num_seqs": among(1, 2, 4, 256)(pick),
             "budget": among(1, 5, 16, 64, 2048)(pick),
             "scored": among(1, 3, 1024)(pick),
             "match": flag(pick),
             "ids": ids(pick),
-            "tiers": tiers,
+            "tiers": among("none", *TIERS)(pick),
             "always": among("move", "move", "move", "compute", None, None)(pick),
             "paced": flag(pick),
             "pace": number(pick),

@@ -53,6 +53,7 @@ class Rig:
         tiers: TierOptions | None = None,
         **model_options: Any,
     ) -> None:
+        assert model is None or not model_options, f"not for a model that is given: {model_options}"
         self.model = LoggedModel(**model_options) if model is None else model
         self.engine = Engine(
             self.model,

@@ -6,10 +6,15 @@ from collections import Counter
 
 from draws import among, flag, number, verb
 from late_device import LateModel
-from shadows import PARAMS
+from shadows import MAX_LEN, PARAMS, picked
 from work_verbs import WorkVerbs
 
 from cotrt.errors import NumericsError
+from cotrt.params import SamplingParams
+
+LONG = [params for params in PARAMS if (params.max_tokens or 0) >= 5]
+_PATIENCE = 24  # steps until something is made to fail
+WITH_STOPS = [params for params in LONG if params.stop]  # the engine asks the tokenizer for these
 
 
 class FailureVerbs(WorkVerbs):
@@ -40,9 +45,22 @@ class FailureVerbs(WorkVerbs):
             if self.rig.ahead is None and self.rig.engine.has_work:
                 self.step()
 
-    @verb(2, room=among(0, 1, 2, 5, 17), copies=flag, count=among(1, 2, 4, 8))
-    def memory_is_short(self, room: int, copies: bool, count: int) -> None:
+    def have_generate(self, number: int, choice: list[SamplingParams]) -> None:
+        """A generate with one of these runs: where none does, it starts."""
+        if any(run.state is not None and run.state.params in choice for run in self.running):
+            return
+        longest = min(self.capacity, MAX_LEN - 1)
+        able = [s for s in self.held() if s.busy is None and 0 < len(s.ids) <= longest]
+        if not able:
+            self.new_root([1, 2, 3])
+            able = self.held()[-1:]
+        self.start(picked(able, number, lambda s: s.key), choice[number % len(choice)])
+
+    @verb(2, pick=number, room=among(0, 1, 2, 5, 17), copies=flag, count=among(1, 2, 4, 8))
+    def memory_is_short(self, pick: int, room: int, copies: bool, count: int) -> None:
         """The device has room for small steps only, or for none, or not for copies."""
+        if not self.rig.engine.has_work:
+            self.have_generate(pick, LONG)
         self.errors.add(MemoryError)
         self.rig.model.room = room
         self.rig.model.no_room_to_copy = copies
@@ -50,20 +68,35 @@ class FailureVerbs(WorkVerbs):
         self.rig.model.room = None
         self.rig.model.no_room_to_copy = False
 
-    @verb(1, one_in=among(1, 3, 7), raises=flag, count=among(1, 2, 4))
-    def weights_are_wrong(self, one_in: int, raises: bool, count: int) -> None:
-        """Logits of some paths are NaN, or the function that gives them raises."""
+    @verb(2, pick=number, one_in=among(1, 3, 7), raises=flag, count=among(1, 2, 4))
+    def weights_are_wrong(self, pick: int, one_in: int, raises: bool, count: int) -> None:
+        """Logits of some paths are NaN, or the function that gives them raises.
+
+        Args:
+            count: steps of it, and more until it has happened.
+        """
+        self.have_generate(pick, LONG)
         # A late device has forgotten why when it is asked.
         self.errors |= {ZeroDivisionError, NumericsError} if raises else {NumericsError}
         self.weights.one_in, self.weights.raises = one_in, raises
+        before = self.weights.num_wrong
         self.steps(count)
+        for _ in range(_PATIENCE):
+            if self.weights.num_wrong == before and self.rig.engine.has_work:
+                self.step()
         self.weights.one_in = 0
 
-    @verb(1, count=among(1, 2, 4))
-    def tokenizer_raises(self, count: int) -> None:
+    @verb(2, pick=number, count=among(1, 2, 4))
+    def tokenizer_raises(self, pick: int, count: int) -> None:
+        """It fails where a generate looks for its stop strings; more steps, as above."""
+        self.have_generate(pick, WITH_STOPS)
         self.errors.add(LookupError)
+        before = self.tokenizer.num_raised
         self.tokenizer.is_broken = True
         self.steps(count)
+        for _ in range(_PATIENCE):
+            if self.tokenizer.num_raised == before and self.rig.engine.has_work:
+                self.step()
         self.tokenizer.is_broken = False
 
     def happened(self) -> Counter[str]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from engine_rig import Rig
-from logged_model import LoggedModel
+from logged_model import LoggedModel, probs
 
 from cotrt.engine.engine import Flight
 from cotrt.kernels.cpu.sample import sample as native_sample
@@ -358,9 +358,13 @@ def draw(
     return ids.int(), logprobs, bad
 
 
-def random_pace(seed: int) -> Callable[[], int]:
-    """None at all for a third of the seeds; else 0 to 3 operations at a time."""
-    pick = random.Random(seed)
+def random_pace(seed: int, pick: random.Random | None = None) -> Callable[[], int]:
+    """None at all for a third of the seeds; else 0 to 3 operations at a time.
+
+    Args:
+        pick: what they are drawn from; None: from the seed.
+    """
+    pick = random.Random(seed) if pick is None else pick
     return (lambda: 0) if seed % 3 == 0 else (lambda: pick.choice([0, 0, 0, 1, 2, 3]))
 
 
@@ -374,9 +378,17 @@ class LateRig(Rig):
         fences: how often each thing happened that a step in flight had to be fenced against.
     """
 
-    def __init__(self, *, pace: Callable[[], int] = lambda: 0, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        pace: Callable[[], int] = lambda: 0,
+        next_probs: Callable[[list[int]], Any] = probs,
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> None:
         self.fences: collections.Counter[str] = collections.Counter()
-        super().__init__(model=LateModel(pace=pace), **options)
+        model = LateModel(pace=pace, next_probs=next_probs, tokenizer=tokenizer)
+        super().__init__(model=model, **options)
         self.model.free_blocks = lambda: list(self.tree.pool._free)
         self.model.expected_of = self._expected_of
         self._over: set[Any] = set()  # entries of the step in flight whose works have ended

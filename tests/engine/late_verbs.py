@@ -10,7 +10,7 @@ from typing import Any
 from draws import among, ids, number, verb
 from failure_verbs import FailureVerbs
 from late_device import LateRig, random_pace
-from shadows import PARAMS, Shadow
+from shadows import PARAMS, Shadow, picked
 from tree_verbs import TreeVerbs
 
 from cotrt.params import SamplingParams
@@ -33,14 +33,14 @@ class LateVerbs(FailureVerbs, TreeVerbs):
         """Beside the rest, a device.
 
         Args:
-            late: its pace is drawn from this; None: one that runs at once.
+            late: a third of these never run by themselves; None: one that runs at once.
             plain: three in four generates ask for nothing that makes a step slow, as on a late
                 device, which would not run ahead else.
         """
         self.is_plain = plain or late is not None
         if late is not None:
             self.is_late = True
-            self.new_rig = partial(LateRig, pace=random_pace(late))
+            self.new_rig = partial(LateRig, pace=random_pace(late, self.chance))
         super().make(**settings)
 
     def do(self, when: int, act: Callable[[], None]) -> None:
@@ -55,7 +55,7 @@ class LateVerbs(FailureVerbs, TreeVerbs):
             held = self.held()
             ahead = [s for s in held if s.branch is not None and self._is_ahead(s)]
             if ahead:
-                return ahead[number % len(ahead)]
+                return picked(ahead, number, lambda s: s.key)
         return super().pick(number)
 
     def _is_ahead(self, shadow: Shadow | None) -> bool:
@@ -90,8 +90,8 @@ class LateVerbs(FailureVerbs, TreeVerbs):
         super().do_prune(pick)
 
     def do_cancel(self, pick: int) -> None:
-        if self.running:
-            run = self.running[pick % len(self.running)]
+        run = self.pick_run(pick)
+        if run is not None:
             self.fences["cancel"] += run.state is not None and self.rig.is_ahead(run.state.seq)
         super().do_cancel(pick)
 

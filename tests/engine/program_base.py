@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -11,7 +12,7 @@ from typing import Any
 from engine_rig import Rig, from_scratch
 from logged_model import VOCAB, logprob
 from made_to_fail import FlakyTokenizer, FlakyWeights
-from shadows import MAX_LEN, Running, Shadow
+from shadows import MAX_LEN, Running, Shadow, picked
 
 from cotrt.engine.state import GenerationState
 from cotrt.errors import BranchPrunedError
@@ -26,7 +27,10 @@ class ProgramBase:
         shadows: every branch that was made; running: works that have not ended; ended: generates
             that have, and are compared with their twins from scratch in the end.
         errors: what works may end with by now, since something was made to fail so.
+        ends: how many works ended by which error.
         new_rig: makes the engine.
+        chance: how fast devices and disks are. Each verb begins it anew, so that it does not depend
+            on the verbs before.
     """
 
     rig: Rig
@@ -39,7 +43,11 @@ class ProgramBase:
         self.weights = FlakyWeights()
         self.tokenizer = FlakyTokenizer(VOCAB)
         self.errors: set[type[BaseException]] = set()
+        self.ends: Counter[str] = Counter()
         self.new_rig: Callable[..., Rig] = Rig
+        self.chance = random.Random(0)
+        self._verb = 0
+        self._num_made = 0
 
     def make(
         self,
@@ -75,12 +83,22 @@ class ProgramBase:
 
     def happened(self) -> Counter[str]:
         """How often what has happened that a program is there for."""
-        return Counter()
+        return Counter({f"ended by {name}": n for name, n in self.ends.items()})
 
     def dispose(self) -> None:
         """Leave nothing behind, however the program ended."""
 
     # ---- how verbs act ------------------------------------------------------------------------
+
+    def begin_verb(self, seed: int) -> None:
+        """What a verb meets by chance comes of its own seed."""
+        self.chance.seed(seed)
+        self._verb, self._num_made = seed, 0
+
+    def new_key(self) -> int:
+        """Of a branch that the verb makes."""
+        self._num_made += 1
+        return hash((self._verb, self._num_made))
 
     def do(self, when: int, act: Callable[[], None]) -> None:
         """Now, or (two in three times) while a step is in flight."""
@@ -102,13 +120,13 @@ class ProgramBase:
 
     def pick(self, number: int) -> Shadow | None:
         held = self.held()
-        return held[number % len(held)] if held else None
+        return picked(held, number, lambda s: s.key) if held else None
 
     def new_root(self, ids: list[int]) -> None:
         seed = root_seed(0, self.num_roots)
         branch = self.rig.root(ids)
         self.num_roots += 1
-        self.shadows.append(Shadow(branch, list(ids), [False] * len(ids), seed))
+        self.shadows.append(Shadow(branch, list(ids), [False] * len(ids), seed, self.new_key()))
 
     # ---- what must hold -----------------------------------------------------------------------
 
@@ -151,6 +169,8 @@ class ProgramBase:
         owner.ids += new
         owner.sampled += [True] * len(new)
         error = state.promise.error
+        if error is not None:
+            self.ends[type(error).__name__] += 1
         if owner.pruned:
             assert isinstance(error, BranchPrunedError)
         elif error is not None:
@@ -170,7 +190,8 @@ class ProgramBase:
         except CancelledError:
             assert run.cancelled
             return
-        except tuple(self.errors):
+        except tuple(self.errors) as error:
+            self.ends[type(error).__name__] += 1
             return
         scores = result.scores if run.kind == "choose" else result
         values = []

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from draws import verbs_of
+from draws import number, verbs_of
 from engine_program import EngineProgram
 
 VERBS = verbs_of(EngineProgram)
@@ -17,14 +17,18 @@ VERBS = verbs_of(EngineProgram)
 
 @dataclass
 class Program:
-    """The arguments of `make`, and verbs with theirs; any of the verbs may be left out."""
+    """The arguments of `make`, and verbs; any of the verbs may be left out.
+
+    Attributes:
+        verbs: of each its name, its arguments, and what it meets by chance comes of.
+    """
 
     settings: dict[str, Any]
-    verbs: list[tuple[str, dict[str, Any]]]
+    verbs: list[tuple[str, dict[str, Any], int]]
 
     def __str__(self) -> str:
         lines = [f"make(**{self.settings!r})"]
-        lines += [f"{name}(**{arguments!r})" for name, arguments in self.verbs]
+        lines += [f"{name}(**{arguments!r})  # {seed}" for name, arguments, seed in self.verbs]
         return "\n".join(lines)
 
 
@@ -52,7 +56,7 @@ def draw_program(seed: int, num_verbs: int, **settings: Any) -> Program:
     drawn = EngineProgram.draw_settings(pick)
     weights = [each.weight * pick.choice([0, 0.3, 1, 1, 3]) for each in VERBS.values()]
     names = pick.choices(list(VERBS), weights, k=num_verbs)
-    verbs = [(name, VERBS[name].arguments(pick)) for name in names]
+    verbs = [(name, VERBS[name].arguments(pick), number(pick)) for name in names]
     return Program({**drawn, **settings}, verbs)
 
 
@@ -65,11 +69,13 @@ def run_program(program: Program) -> Outcome:
     machine = EngineProgram()
     try:
         machine.make(**program.settings)
-        for name, arguments in program.verbs:
+        for name, arguments, seed in program.verbs:
+            machine.begin_verb(seed)
             getattr(machine, name)(**arguments)
+        machine.begin_verb(0)
         machine.teardown()
         happened = machine.happened()
-        happened.update(name for name, _ in program.verbs)
+        happened.update(f"drawn: {name}" for name, _, _ in program.verbs)
         return Outcome(len(program.verbs), machine.rig.num_steps, happened)
     finally:
         machine.dispose()

@@ -45,6 +45,7 @@ class SavingVerbs(TierVerbs):
         super().__init__()
         self.num_loaded = 0
         self.num_refused = 0
+        self.num_damaged = 0
 
     @property
     def path(self) -> Path:
@@ -186,6 +187,7 @@ class SavingVerbs(TierVerbs):
                 old.ids,
                 old.sampled,
                 old.seed,
+                self.new_key(),
                 old.epoch,
                 old.num_forks,
                 parent=None if new is root._seq else shadows[new.parent],
@@ -212,12 +214,14 @@ class SavingVerbs(TierVerbs):
             pass
         else:
             raise AssertionError("a damaged file was loaded")
+        self.num_damaged += 1
         self.path.unlink()  # the next save makes a new file
 
     def happened(self) -> Counter[str]:
         happened = super().happened()
         happened["files loaded"] = self.num_loaded
         happened["no space for a file"] = self.num_refused
+        happened["loaded files damaged"] = self.num_damaged
         return happened
 
     def teardown(self) -> None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cotrt.branch import Branch
 from cotrt.engine.state import GenerationState
 from cotrt.params import SamplingParams
 
 MAX_LEN = 120
+Item = TypeVar("Item")
+
+
+def picked(items: Iterable[Item], number: int, key: Callable[[Item], int]) -> Item:
+    """One of the items, whose keys differ: the same for as long as it is there.
+
+    So a verb that is left out of a program changes few of the others' picks.
+    """
+    return min(items, key=lambda item: hash((key(item), number)))
 
 
 def _random_params(number: int) -> SamplingParams:
@@ -42,12 +52,17 @@ PARAMS = [_random_params(number) for number in range(96)]
 
 @dataclass(eq=False)
 class Shadow:
-    """What a branch has to be."""
+    """What a branch has to be.
+
+    Attributes:
+        key: what it is picked by: from the verb that made it.
+    """
 
     branch: Branch | None  # None once the handle was given up
     ids: list[int]
     sampled: list[bool]
     seed: int
+    key: int
     epoch: int = 0
     num_forks: int = 0
     parent: Shadow | None = None
@@ -63,6 +78,7 @@ class Running:
     kind: str
     owner: Shadow
     handle: Any
+    key: int
     state: GenerationState | None = None
     start: int = 0
     ids: list[int] = field(default_factory=list)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 from unittest import mock
 
 from cotrt.engine import engine as engine_module
@@ -16,6 +17,7 @@ from cotrt.engine.disk_store import DiskStore
 from cotrt.engine.engine import Engine
 from cotrt.engine.readahead import Readahead
 from cotrt.engine.record_stores import RecordStores, TierOptions
+from cotrt.plan import UInt8
 from cotrt.tree.tier_costs import Mean, TierCosts, TierSpeed
 
 _STEP_SECONDS = 0.01
@@ -64,24 +66,27 @@ class StillStores:
 
     Args:
         engine: an engine without tiers so far.
-        seed: what paces and costs are drawn from.
+        pick: what paces and costs are drawn from.
         is_paced: reads and writes take some steps; else each is done after the step.
 
     Attributes:
         num_slow: for so many more steps nothing is read or written.
         is_full: the disk takes no more.
         num_failed_writes: writes that found it full.
+        num_damaged_read: reads of records that were noted to be damaged.
     """
 
-    def __init__(self, engine: Engine, seed: int, *, is_paced: bool) -> None:
+    def __init__(self, engine: Engine, pick: random.Random, *, is_paced: bool) -> None:
         self._engine = engine
-        self._pick = random.Random(seed)
+        self._pick = pick
         self._is_paced = is_paced
         self._now = itertools.count()
         self._make = engine._make_tiers
         self.num_slow = 0
         self.is_full = False
         self.num_failed_writes = 0
+        self.num_damaged_read = 0
+        self._damaged: set[bytes] = set()
         engine._make_tiers = self.make  # type: ignore[method-assign]
 
     def make(self, options: TierOptions) -> RecordStores:
@@ -97,6 +102,8 @@ class StillStores:
         if records.disk is not None:
             records.disk._writer = _NoThread()  # type: ignore[assignment]
             records.disk._scanned = float("inf")
+            self._read = records.disk.read
+            records.disk.read = self._read_and_note  # type: ignore[method-assign]
         assert self._engine.tree.tiers is not None
         self._engine.tree.tiers.clock = lambda: next(self._now) * _STEP_SECONDS
         return records
@@ -104,6 +111,19 @@ class StillStores:
     @property
     def disk(self) -> DiskStore | None:
         return None if self._engine.records is None else self._engine.records.disk
+
+    def note_damaged(self, file: Path) -> None:
+        """The record in `file` is no longer what was written."""
+        key = record_file.key_of(file.name)
+        assert key is not None
+        self._damaged.add(key)
+
+    def _read_and_note(self, key: bytes) -> UInt8 | None:
+        record = self._read(key)
+        if record is None and key in self._damaged:
+            self._damaged.remove(key)
+            self.num_damaged_read += 1
+        return record
 
     def progress(self) -> None:
         """What is read and written after a step, or within one."""

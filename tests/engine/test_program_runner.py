@@ -21,7 +21,7 @@ def test_a_program_depends_on_its_number_alone() -> None:
 
 
 def test_programs_have_every_verb() -> None:
-    names = {name for number in range(20) for name, _ in draw_program(number, 200).verbs}
+    names = {name for number in range(20) for name, _, _ in draw_program(number, 200).verbs}
     assert names == set(VERBS)
 
 

@@ -22,11 +22,20 @@ NUM_VERBS = 80
 GROUPS: dict[str, tuple[dict[str, list[Any]], list[str]]] = {
     "all drawn": (
         {},
-        ["no memory", "files loaded", "no space for a file", "storm", "tokenizer_raises"],
+        [
+            "no memory", "files loaded", "no space for a file", "loaded files damaged", "leases",
+            "leases refused", "10000 forks at once", "50 forks at once", "large pools with tiers",
+            "records cut", "ended by RuntimeError", "ended by MemoryError",
+            "ended by NumericsError", "ended by ZeroDivisionError", "ended by LookupError",
+        ],
     ),
     "memory tiers": (
         {"tiers": [tiers for tiers in TIERS if tiers != "none"], "num_blocks": [3, 4, 5, 6, 8]},
-        ["stored", "loaded", "failed loads", "the disk was full", "files loaded"],
+        [
+            "stored", "loaded", "failed loads", "the disk was full", "files loaded", "records cut",
+            "records flipped", "records removed", "records gone", "damaged records read",
+            "ended by NumericsError",
+        ],
     ),
     "a late device": (
         {"late": list(range(12))},
@@ -36,11 +45,12 @@ GROUPS: dict[str, tuple[dict[str, list[Any]], list[str]]] = {
                 "fork", "prune", "cancel", "go on otherwise", "copy", "free", "reuse", "dropped",
                 "all dropped", "between", "fail ahead", "ahead",
             )
-        ],
+        ]
+        + ["ended by NumericsError"],
     ),
     "a late device with tiers": (
         {"late": list(range(12)), "tiers": ["host", "small host", "both"], "num_blocks": [4, 8]},
-        ["late: load", "late: store"],
+        ["late: load", "late: store", "records gone", "ended by NumericsError"],
     ),
 }  # fmt: skip
 
@@ -69,7 +79,7 @@ def _run_group(group: str) -> None:
         chosen = {name: values[number % len(values)] for name, values in settings.items()}
         program = draw_program(number, NUM_VERBS, **chosen)
         if not num_steps:
-            program.verbs.insert(NUM_VERBS // 2, ("storm", {"pick": 64}))  # of 10,000 branches
+            program.verbs.insert(NUM_VERBS // 2, ("storm", {"pick": 64, "n": 10_000}, 0))
         try:
             outcome = run_program(program)
         except Exception:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 
 from draws import among, flag, ids, number, verb
 from program_base import ProgramBase
-from shadows import MAX_LEN, Shadow
+from shadows import MAX_LEN, Shadow, picked
 
 from cotrt.errors import (
     BranchBusyError,
@@ -22,7 +23,9 @@ class TreeVerbs(ProgramBase):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_storms = 0
+        self.storms: Counter[int] = Counter()  # by how many forks
+        self.num_leases = 0
+        self.num_refused_leases = 0
 
     @verb(5, when=number, ids=ids)
     def root(self, when: int, ids: list[int]) -> None:
@@ -47,7 +50,9 @@ class TreeVerbs(ProgramBase):
         for branch in owner.branch.fork(n, at=None if at is None else cut):
             seed = child_seed(owner.seed, owner.num_forks)
             owner.num_forks += 1
-            child = Shadow(branch, owner.ids[:cut], owner.sampled[:cut], seed, parent=owner)
+            child = Shadow(
+                branch, owner.ids[:cut], owner.sampled[:cut], seed, self.new_key(), parent=owner
+            )
             owner.children.append(child)
             self.shadows.append(child)
 
@@ -149,26 +154,37 @@ class TreeVerbs(ProgramBase):
 
     @verb(2, when=number, pick=number, seconds=among(0, 1000))
     def keep(self, when: int, pick: int, seconds: int) -> None:
+        """A lease, on KV that is there where some branch has any."""
+
         def act() -> None:
-            owner = self.pick(pick)
+            there = [
+                shadow
+                for shadow in self.held()
+                if shadow.branch is not None and shadow.branch.kv.location == "device"
+            ]
+            owner = picked(there, pick, lambda s: s.key) if there else self.pick(pick)
             if owner is not None and owner.branch is not None:
                 try:
                     owner.branch.keep(seconds)
                 except InvalidRequestError as error:
                     if "would be kept" not in str(error):
                         raise
+                    self.num_refused_leases += 1
+                else:
+                    self.num_leases += bool(there and seconds)
 
         self.do(when, act)
 
-    @verb(0.5, pick=number)
-    def storm(self, pick: int) -> None:
-        """Many forks at once, now and then 10,000, which are pruned, closed and dropped again."""
-        owner = self.pick(pick)
-        if owner is None or self.num_storms:
+    @verb(0.5, pick=number, n=lambda pick: 10_000 if pick.random() < 1 / 64 else 50)
+    def storm(self, pick: int, n: int) -> None:
+        """Many forks at once, which are pruned, closed and dropped again. Once for each `n`."""
+        if self.storms[n]:
             return
-        assert owner.branch is not None
-        self.num_storms += 1
-        n = 10_000 if pick % 64 == 0 else 50
+        self.storms[n] += 1
+        if not self.held():
+            self.new_root([1, 2, 3])
+        owner = self.pick(pick)
+        assert owner is not None and owner.branch is not None
         self.publish(owner)
         children = owner.branch.fork(n)
         owner.num_forks += n
@@ -184,3 +200,10 @@ class TreeVerbs(ProgramBase):
         for work in works:
             work.cancel()
         self.look()
+
+    def happened(self) -> Counter[str]:
+        happened = super().happened()
+        happened.update({f"{n} forks at once": count for n, count in self.storms.items()})
+        happened["leases"] = self.num_leases
+        happened["leases refused"] = self.num_refused_leases
+        return happened

@@ -6,7 +6,7 @@ from typing import Any
 
 from draws import among, distinct_ids, ids, number, several, verb
 from program_base import ProgramBase
-from shadows import MAX_LEN, PARAMS, Running, Shadow
+from shadows import MAX_LEN, PARAMS, Running, Shadow, picked
 
 from cotrt.errors import (
     BranchBusyError,
@@ -65,7 +65,7 @@ class WorkVerbs(ProgramBase):
         state = handle._state
         expected = (owner.seed, owner.epoch) if params.seed is None else (params.seed, 0)
         assert (state.seed, state.epoch) == expected
-        run = Running("generate", owner, handle, state, length)
+        run = Running("generate", owner, handle, self.new_key(), state, length)
         self.running.append(run)
         owner.busy = run
         self.look()
@@ -89,8 +89,9 @@ class WorkVerbs(ProgramBase):
             if params.seed is not None:
                 seed = output_seed(params.seed, index % params.n)
             assert (state.seed, state.epoch) == (seed, 0)
-            owner = Shadow(None, list(prompt), [False] * len(prompt), seed)
-            self.running.append(Running("generate", owner, handle, state, len(prompt)))
+            owner = Shadow(None, list(prompt), [False] * len(prompt), seed, self.new_key())
+            run = Running("generate", owner, handle, self.new_key(), state, len(prompt))
+            self.running.append(run)
         self.num_roots += len(prompts)
         self.look()
 
@@ -112,7 +113,9 @@ class WorkVerbs(ProgramBase):
             longest = length + max(map(len, options))
             assert length == 0 or longest > min(MAX_LEN, self.capacity)
             return
-        self.running.append(Running("score", owner, handle, ids=owner.ids + given, options=options))
+        ids = owner.ids + given
+        run = Running("score", owner, handle, self.new_key(), ids=ids, options=options)
+        self.running.append(run)
 
     @verb(4, when=number, pick=number, options=distinct_ids)
     def choose(self, when: int, pick: int, options: list[list[int]]) -> None:
@@ -141,6 +144,7 @@ class WorkVerbs(ProgramBase):
             "choose",
             owner,
             handle,
+            self.new_key(),
             ids=owner.ids + given,
             options=options,
             given=given,
@@ -153,10 +157,16 @@ class WorkVerbs(ProgramBase):
     def cancel(self, when: int, pick: int) -> None:
         self.do(when, lambda: self.do_cancel(pick))
 
-    def do_cancel(self, pick: int) -> None:
+    def pick_run(self, pick: int) -> Running | None:
+        """A work that runs."""
         if not self.running:
+            return None
+        return picked(self.running, pick, lambda run: run.key)
+
+    def do_cancel(self, pick: int) -> None:
+        run = self.pick_run(pick)
+        if run is None:
             return
-        run = self.running[pick % len(self.running)]
         if not run.handle.done:
             run.cancelled = True
             run.handle.cancel()
