@@ -60,9 +60,13 @@ def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM.
 
     Returns:
-        0, or 1 where it could not listen.
+        0.
+
+    Raises:
+        InvalidRequestError: it cannot listen there; no model was loaded then.
     """
     from cotrt import LLM
+    from cotrt.server.listening import bind
     from cotrt.server.options import ServerOptions
     from cotrt.server.serving import serve
 
@@ -89,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
         reasoning_parser=options.reasoning_parser,
         allowed_origins=tuple(options.allowed_origins),
     )
+    sockets = bind(server.host, server.port)
     with LLM(model, **engine_options(options, lenient=True)) as llm:
 
         def say_where(port: int) -> None:
@@ -101,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
                 llm.max_model_len,
             )
 
-        return serve(llm, server, on_start=say_where)
+        return serve(llm, server, on_start=say_where, sockets=sockets)
 
 
 def _keys(options: argparse.Namespace) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ import uvicorn
 
 from cotrt.llm import LLM
 from cotrt.server.app import app_of
+from cotrt.server.listening import bind, cannot_listen
 from cotrt.server.options import ServerOptions
 from cotrt.server.service import Service
 
@@ -23,12 +25,17 @@ logger = logging.getLogger("cotrt.server")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
+# So often a draining server looks whether work has ended.
+_LOOK_S = 0.05
+# Seconds in which work that was ended must have told its client so.
+_LAST_WORDS_S = 2.0
+
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which tells the service when it begins to end.
+    """uvicorn's server, which drains before it stops listening.
 
-    From then on new work gets a 503, live pages end, and what runs has
-    ``options.shutdown_timeout_s`` to end by itself.
+    From the first signal on new work gets a 503, live pages end, and what runs has
+    ``options.shutdown_timeout_s`` to end by itself; a second SIGINT ends that time.
     """
 
     def __init__(
@@ -39,6 +46,7 @@ class Server(uvicorn.Server):
     ) -> None:
         self.service = Service(llm, options)
         self._on_start = on_start
+        self._is_urgent = False
         # It would log query strings, where somebody may have put a key; the guard logs paths.
         logging.getLogger("uvicorn.access").disabled = True
         super().__init__(
@@ -52,8 +60,8 @@ class Server(uvicorn.Server):
                 lifespan="on",
                 server_header=False,
                 proxy_headers=False,
-                # Ours comes first and ends the work itself; this one cancels what is left.
-                timeout_graceful_shutdown=round(options.shutdown_timeout_s) + 5,
+                # The drain comes first and ends the work itself; this cancels what is left.
+                timeout_graceful_shutdown=5,
                 h11_max_incomplete_event_size=64 << 10,
             )
         )
@@ -65,14 +73,22 @@ class Server(uvicorn.Server):
         return port
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say so."""
-        await super().startup(sockets)
+        """Listen, then say so.
+
+        Raises:
+            InvalidRequestError: another program has come first.
+        """
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            await self.lifespan.shutdown()
+            raise cannot_listen(self.config.host, self.config.port, error) from error
         if self.started and self._on_start is not None:
             self._on_start(self.port)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask for a drain; a second one ends it.
+        """SIGINT and SIGTERM ask for a drain; a second SIGINT ends it.
 
         Unlike uvicorn's own it does not raise the signal again when all is done: a drained server
         leaves with exit code 0.
@@ -87,23 +103,47 @@ class Server(uvicorn.Server):
             for each, handler in before.items():
                 signal.signal(each, handler)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new work, let running work end, then stop."""
-        self.service.begin_draining()
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._end_late_work)
-            await super().shutdown(sockets)
-            group.cancel_scope.cancel()
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal. uvicorn's own would leave running work without an end at a second one."""
+        self._is_urgent |= self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
-    async def _end_late_work(self) -> None:
-        seconds = self.service.options.shutdown_timeout_s
-        await anyio.sleep(seconds)
-        logger.warning("requests still ran after %s s of draining; they end now", seconds)
-        self.service.cancel_all()
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new work, let running work end, then stop listening."""
+        self.service.begin_draining()
+        await self._drain()
+        await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        """Answer until the last work has ended, late work by our hand."""
+        admission, seconds = self.service.admission, self.service.options.shutdown_timeout_s
+        if admission.num_admitted:
+            logger.info(
+                "shutting down: %d outputs have %s s to end; Ctrl-C ends them now",
+                admission.num_admitted,
+                seconds,
+            )
+        with anyio.move_on_after(seconds):
+            while admission.num_admitted and not self._is_urgent:
+                await anyio.sleep(_LOOK_S)
+        if not admission.num_admitted:
+            return
+        logger.warning("%d outputs still ran; they end now", admission.num_admitted)
+        with anyio.move_on_after(_LAST_WORDS_S):
+            while admission.num_admitted:
+                self.service.cancel_all()  # once more: some may only now have come to the engine
+                await anyio.sleep(_LOOK_S)
+        if admission.num_admitted:  # their clients do not read what they are told
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
 
 
 def serve(
-    llm: LLM, options: ServerOptions, *, on_start: Callable[[int], None] | None = None
+    llm: LLM,
+    options: ServerOptions,
+    *,
+    on_start: Callable[[int], None] | None = None,
+    sockets: Sequence[socket.socket] | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM. The caller closes the LLM.
 
@@ -111,9 +151,13 @@ def serve(
         llm: what answers.
         options: where to listen, keys, limits.
         on_start: called with the port once it listens.
+        sockets: bound ones to listen on, by default those of the options; they are closed.
 
     Returns:
         The process's exit code.
+
+    Raises:
+        InvalidRequestError: it cannot listen there.
     """
     if options.host not in _LOCAL and not options.api_keys:
         logger.warning(
@@ -122,9 +166,11 @@ def serve(
             options.host,
         )
     server = Server(llm, options, on_start)
+    if sockets is None:
+        sockets = bind(options.host, options.port)
     try:
-        server.run()
-    except SystemExit as stop:  # uvicorn's own end where it cannot listen
+        server.run(list(sockets))
+    except SystemExit as stop:  # uvicorn's own end where the application does not start
         return _code(stop.code)
     return 0 if server.started else 1
 
