@@ -27,6 +27,8 @@ Continuation = str | Sequence[int]
 class RemoteBranch:
     """A branch on a server, with the verbs of `cotrt.Branch`; as a context manager it prunes.
 
+    Of those it lacks `save`, and `metadata`, which is the program's own and of one process.
+
     Every property asks the server, and every use renews the lease.
     """
 
@@ -83,6 +85,10 @@ class RemoteBranch:
         Args:
             params: a `SamplingParams`, or None for the model's defaults.
             **overrides: its fields to set on top.
+
+        Raises:
+            pydantic.ValidationError: a bad value or an unknown field; nothing was sent.
+            InvalidRequestError: ``n`` is not 1; nothing was sent.
         """
         return RemoteGeneration(self, plain_sampling(params, overrides))
 
@@ -136,6 +142,14 @@ class RemoteBranch:
     def text(self) -> str:
         """What the model saw."""
         return str(self._get()["text"])
+
+    def decode(
+        self, start: int = 0, stop: int | None = None, skip_special_tokens: bool = False
+    ) -> str:
+        """Text of the tokens at absolute positions `start` to `stop`, as `Branch.decode`."""
+        ids = self.token_ids[start:stop]
+        body = {"tokens": ids, "skip_special_tokens": skip_special_tokens}
+        return str(self._client._call("POST", "/detokenize", body)["prompt"])
 
     @property
     def depth(self) -> int:

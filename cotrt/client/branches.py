@@ -31,14 +31,18 @@ class RemoteBranches(Sequence[RemoteBranch]):
             params: one for all (an explicit seed gives the i-th branch ``hash(seed, i)``), or a
                 list with one each.
             **overrides: fields to set on top of each.
+
+        Raises:
+            pydantic.ValidationError, InvalidRequestError: as `RemoteBranch.generate`, for all
+                before any starts.
         """
         if isinstance(params, (list, tuple)):
             if len(params) != len(self):
                 raise InvalidRequestError(
                     f"{len(params)} params for {len(self)} branches: give one, or one each"
                 )
-            started = [b.generate(p, **overrides) for b, p in zip(self._branches, params)]
-            return RemoteGathered(started)
+            checked = [plain_sampling(each, overrides) for each in params]
+            return RemoteGathered([RemoteGeneration(*each) for each in zip(self, checked)])
         from cotrt.sampling.seeds import normalize_seed, output_seed
 
         fields = plain_sampling(params, overrides)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cotrt.client.results import completion_of
 from cotrt.errors import (
@@ -25,6 +29,33 @@ _ERRORS: dict[str, type[CotrtError]] = {
     "engine_dead": EngineDeadError,
     "numerics": NumericsError,
 }
+
+
+class ServerUnreachableError(CotrtError, ConnectionError):
+    """No server answers there, or the connection broke; the message names the URL."""
+
+
+@contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """What goes wrong with a connection is told with the server's URL.
+
+    Raises:
+        ServerUnreachableError: in place of what sockets, TLS and HTTP raise.
+    """
+    try:
+        yield
+    except ServerUnreachableError:
+        raise
+    except ConnectionRefusedError as error:
+        raise ServerUnreachableError(f"no server listens at {url}: is it running?") from error
+    except ssl.SSLError as error:
+        raise ServerUnreachableError(
+            f"{url} and this program found no TLS that both accept: {error}; for a server without "
+            "TLS say http://"
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        told = str(error) or type(error).__name__
+        raise ServerUnreachableError(f"the connection to {url} failed: {told}") from error
 
 
 def server_error(status: int, body: bytes) -> CotrtError:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cotrt.client.errors import server_error
+from cotrt.client.errors import ServerUnreachableError, reaching, server_error
 from cotrt.client.handle import RemoteHandle
 from cotrt.client.results import completion_of, logprobs_of
 from cotrt.outputs import Chunk, CompletionOutput
@@ -46,7 +46,7 @@ class RemoteGeneration(RemoteHandle[CompletionOutput]):
             reply = client._send(
                 connection, "POST", branch._path("generate"), {**body, "stream": True}
             )
-            for line in reply:
+            for line in _lines(reply, client._url):
                 if line.startswith(b"data: {"):
                     event = json.loads(line[6:])
                     if "error" in event:
@@ -59,7 +59,7 @@ class RemoteGeneration(RemoteHandle[CompletionOutput]):
                         if "logprobs" in event:
                             self._logprobs = (self._logprobs or []) + logprobs_of(event["logprobs"])
                         self._grown.notify_all()
-            raise ConnectionError("the server ended the stream before the work was done")
+            raise ServerUnreachableError(f"{client._url} ended the stream before the work was done")
         except (OSError, http.client.HTTPException, ValueError):
             if not self._cancelled:
                 raise
@@ -117,3 +117,8 @@ class RemoteGeneration(RemoteHandle[CompletionOutput]):
         trace: TracebackType | None,
     ) -> None:
         self.cancel()
+
+
+def _lines(reply: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
+    with reaching(url):
+        yield from reply

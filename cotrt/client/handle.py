@@ -56,7 +56,7 @@ class RemoteHandle(Generic[T]):
             TimeoutError: `timeout` seconds went by; the work runs on.
             concurrent.futures.CancelledError: it was cancelled and has no partial result.
             CotrtError: the server refused or failed.
-            OSError: the connection broke.
+            ConnectionError: the connection broke (a CotrtError too).
         """
         if not self._done.wait(timeout):
             raise TimeoutError(f"not done after {timeout} s; the work runs on")
@@ -112,7 +112,7 @@ class RemoteGathered(Sequence[RemoteHandle[T]]):
         """The results in order; the first error is raised after all have ended.
 
         Raises:
-            TimeoutError, CotrtError, OSError: as `RemoteHandle.result`.
+            TimeoutError, CotrtError: as `RemoteHandle.result`.
         """
         for item in self._items:
             if not item._done.wait(timeout):

@@ -33,6 +33,7 @@ class DetokenizeRequest(RequestModel):
     """Token ids."""
 
     model: str | None = None
+    skip_special_tokens: bool = False
     tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
 
 
@@ -67,4 +68,7 @@ async def detokenize(request: Request, service: Service) -> Response:
     asked = await read_model(request, service.options, DetokenizeRequest)
     service.check_model(asked.model)
     ids = service.runtime.check_ids(asked.tokens)
-    return Reply({"prompt": await service.encode(service.runtime.decode, ids)})
+    text = await service.encode(
+        service.runtime.decode, ids, skip_special_tokens=asked.skip_special_tokens
+    )
+    return Reply({"prompt": text})

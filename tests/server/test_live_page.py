@@ -122,6 +122,39 @@ def test_a_button_stops_and_prunes_what_runs(browser: Browser, rig: Rig) -> None
     wait(browser, f"{ROWS}.length === 0")
 
 
+def test_what_runs_is_shown_first_and_then_what_was_used_last(browser: Browser, rig: Rig) -> None:
+    open_page(browser, rig, key="sk-live")
+    root = rig.post("/v1/branches", {"prompt": WORDS})
+    children = rig.post(f"/v1/branches/{root['id']}/fork", {"n": 60})["data"]
+    wait(browser, f"{ROWS}.length === 61 && {CARDS}.length === 24")
+    first = (
+        f"(() => {{ const found = {CARDS}.map(c => Number(c.ariaLabel.split(' ')[1]));"
+        " return found.map(id => branches.get(id).lease); })()"
+    )
+    newest = [child["id"] for child in reversed(children)]
+    assert browser.evaluate(first) == newest[:24]
+    links = [
+        rig.open(f"/v1/branches/{children[i]['id']}/generate", {"max_tokens": 60_000})
+        for i in (3, 40)
+    ]
+    running = [children[3]["id"], children[40]["id"]]
+    wait(browser, "document.querySelectorAll('.branch.running').length === 2")
+    wait(browser, f"JSON.stringify({first}.slice(0, 2)) === JSON.stringify({running})")
+    rig.post(f"/v1/branches/{children[10]['id']}/extend", {"text": "x"})
+    then = [*running, children[10]["id"], newest[0]]
+    wait(browser, f"JSON.stringify({first}.slice(0, 4)) === JSON.stringify({then})")
+    browser.evaluate(f"{CARDS}[1].querySelectorAll('button')[3].focus(); true")
+    links[0].close()  # it goes behind what still runs, before what was used earlier
+    then = [running[1], running[0], children[10]["id"], newest[0]]
+    wait(browser, f"JSON.stringify({first}.slice(0, 4)) === JSON.stringify({then})")
+    assert browser.evaluate(f"{CARDS}[0].contains(document.activeElement)")
+    links[1].close()
+    rig.wait_until(rig.is_idle, 5.0)
+    rig.call("DELETE", f"/v1/branches/{root['id']}")
+    wait(browser, f"{ROWS}.length === 0")
+    assert [e for e in browser.errors if "401" not in e] == []
+
+
 def test_500_live_branches_are_listed_and_only_some_are_cards(
     browser: Browser, rig: Rig, tmp_path: Path
 ) -> None:

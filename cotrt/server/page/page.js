@@ -3,7 +3,7 @@ const $ = (id) => document.getElementById(id);
 const branches = new Map(); // engine's number -> what is known, its row, its text
 const running = new Map();  // lease -> AbortController of our own generate
 const MAX_CARDS = 24, MAX_TEXT = 6000;
-let key = "", selected = null, dirty = true, mapDirty = true, blocks = [];
+let key = "", selected = null, dirty = true, mapDirty = true, blocks = [], uses = 0;
 
 const headers = () => ({
   "content-type": "application/json",
@@ -64,7 +64,7 @@ function askForKey() {
 }
 
 function take(event) {
-  for (const each of event.branches ?? []) {
+  for (const each of (event.branches ?? []).sort((a, b) => a.id - b.id)) {
     let known = branches.get(each.id);
     if (!known) {
       known = { text: "" };
@@ -73,7 +73,7 @@ function take(event) {
     if (each.reset) known.text = "";
     const text = known.text + (each.text ?? "");
     Object.assign(known, each, { text: text.length > MAX_TEXT ? text.slice(-MAX_TEXT) : text });
-    known.changed = true;
+    known.used = ++uses;
   }
   for (const id of event.gone ?? []) {
     branches.get(id)?.row?.remove();
@@ -183,13 +183,23 @@ function isUnder(id, top) {
   return false;
 }
 
+const isBusy = (each) => each.state === "running" || each.state === "waiting";
+
+// What runs comes first, in the order of the list; then what was used last.
+function byUse(a, b) {
+  const one = branches.get(a), other = branches.get(b);
+  return isBusy(other) - isBusy(one) || (isBusy(one) ? 0 : other.used - one.used);
+}
+
 function drawCards(order) {
   let wanted = order.filter((id) => branches.get(id).lease && branches.get(id).isLeaf);
   if (selected !== null) {
     const under = wanted.filter((id) => isUnder(id, selected));
     wanted = under.length ? under : branches.get(selected).lease ? [selected] : wanted;
   }
+  wanted.sort(byUse);
   const shown = new Set(wanted.slice(0, MAX_CARDS)), box = $("cards");
+  const focused = document.activeElement;
   for (const [id, each] of branches) {
     if (each.card && !shown.has(id)) { each.card.root.remove(); each.card = null; }
   }
@@ -198,15 +208,20 @@ function drawCards(order) {
     const each = branches.get(id);
     each.card ??= makeCard(id);
     if (each.card.root === place) place = place.nextSibling;
-    else box.insertBefore(each.card.root, place);
+    else {
+      box.insertBefore(each.card.root, place);
+      each.card.text.scrollTop = each.card.text.scrollHeight;
+    }
     setText(each.card.state, `${each.state}, ${each.tokens} tokens`);
-    each.card.stop.disabled = each.state !== "running" && each.state !== "waiting";
+    each.card.stop.disabled = !isBusy(each);
     each.card.go.disabled = !each.card.stop.disabled;
     if (each.card.text.textContent !== each.text) {
       each.card.text.textContent = each.text;
       each.card.text.scrollTop = each.card.text.scrollHeight;
     }
   }
+  // A card that moves to another place loses the focus.
+  if (box.contains(focused)) focused.focus({ preventScroll: true });
   const left = wanted.length - shown.size;
   setText($("more"), left > 0 ? `and ${left} more: select a branch to see those below it` : "");
 }
