@@ -139,6 +139,28 @@ def test_a_bad_grammar_is_a_400(rig: Rig, extra: dict[str, Any]) -> None:
     assert status == 400, reply
 
 
+def test_what_the_grammar_library_cannot_hold_is_a_400_on_every_route(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise cotrt.InvalidRequestError("this grammar is too large")
+
+    branch = rig.post("/v1/branches", {"prompt": "x"})["id"]
+    monkeypatch.setattr(rig.service.runtime, "_grammar", refuse)
+    for path, body in [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": HELLO}),
+        (f"/v1/branches/{branch}/generate", {}),
+    ]:
+        for stream in (False, True):
+            asked = {**body, "guided_regex": "a+", "max_tokens": 3, "stream": stream}
+            status, reply, _ = rig.call("POST", path, asked)
+            assert status == 400, reply
+            assert reply["error"]["message"] == "this grammar is too large"
+            assert reply["error"]["type"] == "invalid_request_error"
+    rig.call("DELETE", f"/v1/branches/{branch}")
+
+
 def test_a_remote_fork_goes_on_inside_the_object(rig: Rig) -> None:
     client = cotrt.Client(rig.url)
     grammar = StructuredOutputs(json=Person.model_json_schema())
