@@ -16,7 +16,7 @@ def living() -> Counter[str]:
     """How many objects of each of cotrt's classes are alive in this process."""
     gc.collect()
     kinds = (type(each) for each in gc.get_objects())
-    return Counter(kind.__qualname__ for kind in kinds if kind.__module__.startswith("cotrt."))
+    return Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("cotrt."))
 
 
 def table_lengths(*owners: Any) -> dict[str, int]:
