@@ -11,7 +11,7 @@ from api_helpers import COLON, letters, make_rig, run_program, scripted
 
 from cotrt import LLM, SamplingParams
 
-SMOL_PROMPT = "Once upon a time"
+SMOL_PROMPT = "Once upon a time, in a village between two rivers, there lived an old clockmaker who"
 
 
 # ---- seeds ------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ def test_a_seeded_request_never_changes_with_its_mates(smol):
         smol.generate([SMOL_PROMPT, *others], [seeded] + [mate] * 7)[0],
     ]
     assert [m.outputs[0].token_ids for m in mates] == [wanted] * 3
-    assert mates[0].num_cached_tokens > 0 or len(mates[0].prompt_token_ids) < 16
+    assert all(m.num_cached_tokens > 0 for m in mates)  # so each came through a prefix hit
 
 
 def test_n_with_a_seed_is_n_choices_and_the_same_in_the_same_order_again(smol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from api_helpers import letters, scripted
@@ -106,19 +107,24 @@ def test_a_session_keeps_its_generated_ids_and_computes_new_ones_only() -> None:
 
 def test_equal_prompts_that_run_beside_others_in_a_full_pool_read_their_own_kv() -> None:
     same, others = tokens(40), [tokens(50, seed=n) for n in range(1, 9)]
-    seeds = [SamplingParams(seed=s, max_tokens=150, ignore_eos=True) for s in range(4)]
-    churn = SamplingParams(max_tokens=30, ignore_eos=True, seed=5)
+    seeds = [SamplingParams(seed=s, max_tokens=60, ignore_eos=True, logprobs=2) for s in range(4)]
+    churn = SamplingParams(max_tokens=12, ignore_eos=True, seed=5)
+
+    def answers(llm: LLM, prompts: list[list[int]], params: Any) -> list[Any]:
+        outs = [out.outputs[0] for out in llm.generate(prompts, params)]
+        return [(out.token_ids, out.logprobs) for out in outs]
+
     with scripted() as large:
-        solo = [values(large, [same], one)[0] for one in seeds]
-        alone = [values(large, [prompt], churn)[0] for prompt in others]
-    # 4 x 190 and 8 x 80 tokens, 40 of them shared: 80 blocks would hold all, 40 never do.
-    with scripted(kv_cache_memory_bytes=40 * 64) as llm:
-        for _ in range(5):
-            found = values(llm, [same] * 4 + others, seeds + [churn] * 8)
+        solo = [answers(large, [same], one)[0] for one in seeds]
+        alone = [answers(large, [prompt], churn)[0] for prompt in others]
+    # 4 x 100 and 8 x 62 tokens, 40 of them shared: 51 blocks would hold all, 24 never do.
+    for _ in range(10):  # each cold: all four compute the prompt, or wait for one that does
+        with scripted(kv_cache_memory_bytes=24 * 64) as llm:
+            found = answers(llm, [same] * 4 + others, seeds + [churn] * 8)
             assert found == solo + alone
             memory = llm.memory()
-            assert (memory.in_use, memory.free + memory.cached) == (0, 40)
-        assert llm.metrics["preemptions"] > 0
+            assert (memory.in_use, memory.free + memory.cached) == (0, 24)
+            assert llm.metrics["preemptions"] > 0
 
 
 def test_a_seeded_request_draws_the_same_alone_and_with_mates() -> None:
@@ -127,7 +133,8 @@ def test_a_seeded_request_draws_the_same_alone_and_with_mates() -> None:
     free = SamplingParams(max_tokens=12, ignore_eos=True)
     with scripted() as llm:
         alone = values(llm, [prompt], seeded)[0]
-        assert values(llm, [prompt], seeded)[0] == alone  # through a prefix hit
+        [again] = llm.generate(prompt, seeded)
+        assert again.outputs[0].token_ids == alone and again.num_cached_tokens > 0
         assert values(llm, [prompt, mates[0]], [seeded, free])[0] == alone  # type: ignore[arg-type]
         batch = [*mates[:4], prompt, *mates[4:]]
         each = [free] * 4 + [seeded] + [free] * 3

@@ -82,11 +82,13 @@ def test_a_seeded_request_is_the_same_alone_and_with_mates(smol: LLM, ids: list[
     free = seeded.replace(seed=None)
     prompt, mates = ids[:20], [ids[n : n + 20] for n in range(1, 8)]
 
-    def run(batch: list[list[int]], at: int) -> list[int]:
+    def run(batch: list[list[int]], at: int, *, cached: bool = True) -> list[int]:
         params = [seeded if number == at else free for number in range(len(batch))]
-        return smol.generate(batch, params)[at].outputs[0].token_ids
+        out = smol.generate(batch, params)[at]
+        assert out.num_cached_tokens > 0 or not cached
+        return out.outputs[0].token_ids
 
-    alone = run([prompt], 0)
+    alone = run([prompt], 0, cached=False)
     assert run([prompt], 0) == alone  # through a prefix hit
     assert run([prompt, mates[0]], 0) == alone
     assert run([*mates[:4], prompt, *mates[4:]], 4) == alone

@@ -111,24 +111,37 @@ def test_one_branch_of_a_tree_takes_its_ancestors_tokens_and_no_others(tmp_path:
         assert go_on(loaded) == after
 
 
-def test_another_process_goes_on_with_the_same_words(tmp_path: Path) -> None:
-    path = str(tmp_path / "b.safetensors")
-    first = run_program(f"""
-        llm = scripted(slowly(letters, 1e-4))
-        branch = llm.branch("Once ")
-        branch.generate(max_tokens=50).result()
-        branch.save({path!r})
-        print(branch.generate(max_tokens=50).result().text)
-        print(branch.fork().generate(max_tokens=9).result()[0].text)
+def test_another_process_goes_on_with_the_same_words_and_computes_no_prompt(
+    tmp_path: Path,
+) -> None:
+    """Branches of a scripted model and of a checkpoint."""
+    from checkpoints import make_model
+    from checkpoints import save as save_checkpoint
+
+    folder = str(save_checkpoint(make_model("llama", std=0.15), tmp_path / "model"))
+    real: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 22, "dtype": "float32"}
+    paths, told = [str(tmp_path / name) for name in ("scripted", "checkpoint")], []
+    given: list[Any] = ["Once ", [1 + i % 90 for i in range(100)]]
+    how = {"max_tokens": 50, "ignore_eos": True}
+    for llm, path, prompt in zip([scripted(letters), LLM(folder, **real)], paths, given):
+        with llm:
+            branch = llm.branch(prompt)
+            branch.generate(**how).result()
+            branch.save(path)
+            told.append(str(branch.generate(**how).result().token_ids))
+            told.append(str(branch.fork().generate(**how).result()[0].token_ids))
+    done = run_program(f"""
+        llms = [scripted(seed=5, block_size=32), LLM({folder!r}, seed=5, block_size=32, **{real!r})]
+        for llm, path in zip(llms, {paths!r}):
+            branch = llm.load_branch(path)
+            print(branch.generate(**{how!r}).result().token_ids)
+            print(branch.fork().generate(**{how!r}).result()[0].token_ids)
+            names = ("prompt_tokens_computed", "recomputed_tokens", "loaded_tokens")
+            print(*(llm.metrics[name] for name in names))
     """)
-    second = run_program(f"""
-        llm = scripted(seed=5, block_size=32)
-        branch = llm.load_branch({path!r})
-        print(branch.generate(max_tokens=50).result().text)
-        print(branch.fork().generate(max_tokens=9).result()[0].text)
-    """)
-    assert first.stdout == second.stdout
-    assert len(first.stdout) > 50, first.stderr
+    # All but the last sampled token of 5 + 50 and 100 + 50 had been computed, and came from files.
+    lines = [*told[:2], "0 0 54", *told[2:], "0 0 149"]
+    assert done.stdout.splitlines() == lines, done.stderr
 
 
 def test_a_running_branch_is_saved_as_published_at_the_call(tmp_path: Path) -> None:
@@ -258,16 +271,23 @@ def test_a_prune_while_it_is_saved_ends_the_save_and_leaves_nothing(
 
 
 def test_a_save_under_pressure_takes_nothing_from_running_work(tmp_path: Path) -> None:
-    """A pool of 20 blocks, full: the file lacks KV, and the running branch ends as it would."""
+    """A pool of 20 blocks, full: files lack KV, and the running branch ends as it would."""
     with scripted(block_size=8, kv_cache_memory_bytes=20 * 8 * 4) as llm:
         idle = llm.branch("i" * 70)
         idle.generate(max_tokens=1).result()
         running = llm.branch("r" * 40)
         work = running.generate(max_tokens=100)
         for number in range(10):
+            assert eventually(lambda n=number: len(running) >= 40 + 10 * n)
             idle.save(tmp_path / f"b{number}")
         text = work.result().text
         rest = idle.generate(max_tokens=5).result().text
+    num_saved = []
+    for number in range(10):
+        file = SavedFile(tmp_path / f"b{number}")
+        num_saved.append(sum(chunk.num_tokens for chunk in file.chunks))
+        file.close()
+    assert min(num_saved) < 70, num_saved  # the running branch needs 18 blocks in the end
     with scripted() as llm:
         llm.branch("i" * 70)
         assert llm.branch("r" * 40).generate(max_tokens=100).result().text == text

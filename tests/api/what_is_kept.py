@@ -43,3 +43,16 @@ def engine_tables(llm: Any) -> dict[str, int]:
 def resident_bytes() -> int:
     """Bytes of this process that are in memory (Linux)."""
     return int((_PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def forget_peak() -> None:
+    """Let `peak_bytes` begin anew, from what is resident now."""
+    (_PROC / "clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """The most bytes of this process that were in memory at once (Linux)."""
+    for line in (_PROC / "status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("no VmHWM in /proc/self/status")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from server_rig import EOS, running, scripted
+from server_rig import running, scripted
 
 
 @pytest.fixture
@@ -35,37 +35,52 @@ def test_dropping_clients_leak_nothing_and_change_nobodys_text(scripts: None) ->
 
 
 def repeating(ids: Sequence[int]) -> Mapping[int, float]:
-    """What stands between the first colon and the bar, said again after the bar."""
+    """What stands between the first colon and the bar, said again and again after the bar."""
     said = "".join(map(chr, ids))
     word = said.partition(":")[2].partition("|")[0]
     at = len(said) - said.index("|") - 1
-    return {ord(word[at]) if at < len(word) else EOS: 1.0}
+    return {ord(word[at % len(word)]): 1.0}
 
 
 def test_no_conversation_gets_anothers_words() -> None:
-    # A pool of 30 blocks for 24 prompts of about 5: preemption all the time.
-    llm = scripted(repeating, kv_cache_memory_bytes=30 * 16 * 4, max_num_seqs=16)
+    """20 rounds of 24 clients, each with a branch that lives as long, and some that go away."""
+    # A pool of 24 blocks for 48 conversations of 3 to 7: preemption all the time.
+    llm = scripted(repeating, kv_cache_memory_bytes=24 * 16 * 4, max_num_seqs=16)
     words = [
-        f"code-{i:02d}-" + "".join(chr(97 + (i * 7 + k) % 26) for k in range(30)) for i in range(24)
+        f"w{i:02d}-" + "".join(chr(97 + (i * 7 + k) % 26) for k in range(4)) for i in range(24)
     ]
     wrong: list[str] = []
     with running(llm) as rig:
 
         def ask(index: int) -> None:
-            for turn in range(3):
+            word = words[index]
+            prompt = ("same start, " * 2 if index % 2 else "") + f"say:{word}|"
+            branch = rig.post("/v1/branches", {"prompt": prompt})["id"]
+            num_said = 0
+            for turn in range(20):
                 if (index + turn) % 5 == 0:
-                    rig.open("/v1/completions", {"prompt": f"x:{words[index]}|"}).close()
-                prompt = ("same start, " * 2 if index % 2 else "") + f"say:{words[index]}|"
-                reply = rig.post("/v1/completions", {"prompt": prompt, "max_tokens": 60})
-                if reply["choices"][0]["text"] != words[index]:
-                    wrong.append(reply["choices"][0]["text"])
+                    rig.open("/v1/completions", {"prompt": f"x:{word}|"}).close()
+                asked = {"prompt": prompt, "max_tokens": len(word)}
+                found = rig.post("/v1/completions", asked)["choices"][0]["text"]
+                if found != word:
+                    wrong.append(found)
+                if (index + turn) % 2:
+                    continue
+                count = 1 + turn % 5
+                asked = {"max_tokens": count}
+                found = rig.post(f"/v1/branches/{branch}/generate", asked)["text"]
+                if found != (word * 20)[num_said : num_said + count]:
+                    wrong.append(found)
+                num_said += count
+            text = rig.get(f"/v1/branches/{branch}")["text"]
+            if text != prompt + (word * 20)[:num_said]:
+                wrong.append(text)
+            rig.call("DELETE", f"/v1/branches/{branch}")
 
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(24)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            list(pool.map(ask, range(24)))
         assert wrong == []
+        assert rig.llm.metrics["preemptions"] > 0
         rig.wait_until(rig.is_idle)
         assert rig.llm.memory().in_use == 0
 
