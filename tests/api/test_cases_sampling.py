@@ -90,7 +90,7 @@ def dice(tmp_path_factory):
 )
 def test_filters_keep_exactly_the_documented_tokens_at_the_right_rates(dice, params, support):
     temperature = params.get("temperature", 1.0)
-    count = 500
+    count = 1000
     counts: dict[int, int] = {}
     for seed in range(2):
         how = SamplingParams(**{"n": count, "max_tokens": 1, "seed": seed, **params})

@@ -94,15 +94,12 @@ def test_every_family_and_rope_style_has_the_logprobs_of_transformers(
     model = make_model(family, rope_parameters=dict(ROPES[rope]), **settings)
     save(model, tmp_path)
     if style == "older":
-        scaling = {k: v for k, v in ROPES[rope].items() if k != "rope_theta"}
+        config = older(ROPES[rope])
         if rope == "linear":  # the oldest spelling of the key
-            scaling["type"] = scaling.pop("rope_type")
-        edit_config(
-            tmp_path,
-            rope_parameters=None,
-            rope_theta=ROPES[rope]["rope_theta"],
-            rope_scaling=None if rope == "default" else scaling,
-        )
+            config["rope_scaling"]["type"] = config["rope_scaling"].pop("rope_type")
+        if rope == "default":
+            config["rope_scaling"] = None
+        edit_config(tmp_path, **config)
     decoder = open_decoder(tmp_path)
     ids = random_ids(300)
     expected = reference(model, ids)
@@ -190,8 +187,17 @@ def test_half_precision_is_about_as_far_from_float32_as_that_of_transformers(
     assert ours < 1.2 * theirs
 
 
-def test_an_unknown_rope_type_is_refused(tmp_path: Path) -> None:
-    save(make_model("llama"), tmp_path, rope_parameters={"rope_type": "spiral", "rope_theta": 1e4})
+def older(rope: dict[str, Any]) -> dict[str, Any]:
+    """Entries of config.json that say `rope` in the older style."""
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    return {"rope_parameters": None, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+
+
+@pytest.mark.parametrize("style", ["newer", "older"])
+def test_an_unknown_rope_type_is_refused(style: str, tmp_path: Path) -> None:
+    rope = {"rope_type": "spiral", "rope_theta": 1e4}
+    config = {"rope_parameters": rope} if style == "newer" else older(rope)
+    save(make_model("llama"), tmp_path, **config)
     with pytest.raises(ModelLoadError, match=r"rope type 'spiral' is not supported"):
         load(tmp_path)
 
@@ -215,12 +221,15 @@ def test_rope_settings_that_lack_or_mistake_a_value_are_refused_by_name(
         load(tmp_path)
 
 
+@pytest.mark.parametrize("style", ["newer", "older"])
 def test_dynamic_rope_equals_transformers_up_to_the_original_length_and_is_refused_beyond(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    style: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     model = make_model("llama", max_position_embeddings=64, rope_parameters=rope)
     save(model, tmp_path)
+    if style == "older":
+        edit_config(tmp_path, **older(rope))
     with caplog.at_level(logging.INFO, "cotrt"):
         loaded = load(tmp_path, attention_backend="reference")
     assert loaded.model.max_model_len == 64
