@@ -28,7 +28,7 @@ class Branch:
     """A token sequence that grows, is rolled back, or is pruned; its KV lives in the engine.
 
     Make roots with `LLM.branch` and children with `fork`. As a context manager it is pruned on
-    leaving. A branch that is garbage-collected counts as closed.
+    leaving, unless it was closed by then. A branch that is garbage-collected counts as closed.
 
     Attributes:
         metadata: a dict for the program's own use.
@@ -133,7 +133,7 @@ class Branch:
         """Cut this branch and everything grown from it; idempotent.
 
         Running work stops, and its handles raise `BranchPrunedError`. Blocks that nobody else
-        holds leave ``in_use`` at once.
+        holds leave ``in_use`` at once. A handle that was closed has nothing left to prune.
 
         Raises:
             EngineDeadError: the process was forked.
@@ -141,7 +141,8 @@ class Branch:
         runtime = self._runtime
         runtime.check_process()
         with runtime.engine.lock:
-            runtime.engine.table.prune(self._seq)
+            if not self._closed:
+                runtime.engine.table.prune(self._seq)
 
     def close(self) -> None:
         """Give up this handle; children live on, and running work goes on. Idempotent.
@@ -151,9 +152,9 @@ class Branch:
         """
         runtime = self._runtime
         runtime.check_process()
-        if not self._closed:
-            self._closed = True
-            with runtime.engine.lock:
+        with runtime.engine.lock:
+            if not self._closed:
+                self._closed = True
                 runtime.engine.table.close(self._seq)
 
     def save(self, path: str | os.PathLike[str], *, subtree: bool = False) -> None:

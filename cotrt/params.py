@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from cotrt.plain_numbers import plain_float, plain_int
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -29,17 +31,19 @@ MAX_NUM_TOKENS = 2**31 - 1
 
 def _number(value: Any) -> Any:
     """An int is a float here; whatever is not a number is refused before pydantic converts it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    number = plain_float(value)
+    if number is None:
         raise ValueError(f"must be a number, not {type(value).__name__} {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(number, float) and not math.isfinite(number):
         raise ValueError(f"must be a finite number, not {value!r}")
-    return value
+    return number
 
 
 def _integer(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int):
+    number = plain_int(value)
+    if number is None:
         raise ValueError(f"must be an int, not {type(value).__name__} {value!r}")
-    return value
+    return number
 
 
 def _flag(value: Any) -> Any:
@@ -68,12 +72,37 @@ def _texts(value: Any) -> Any:
         raise ValueError(f"must be a str or a list of str, not {value!r}")
     if "" in texts:
         raise ValueError(f"must not hold an empty string: {value!r}")
+    for text in texts:
+        _whole_text(text)
     return tuple(texts)
+
+
+def _whole_text(value: Any) -> Any:
+    """Refuse a str, or a str in JSON data, that has no UTF-8 form: no output could match it."""
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (dict, list, tuple)):
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+        if isinstance(each, str):
+            try:
+                each.encode("utf-8")
+            except UnicodeEncodeError:
+                raise ValueError(f"must not hold half of a surrogate pair: {each!r:.80}") from None
+        elif isinstance(each, dict):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, (list, tuple)):
+            waiting += each
+    return value
 
 
 def _ids(value: Any) -> Any:
     if value is None:
         return ()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"must be a list of token ids, not {value!r}")
     return tuple(value)
@@ -102,6 +131,7 @@ Number = Annotated[float, BeforeValidator(_number)]
 Integer = Annotated[int, BeforeValidator(_integer)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 TokenId = Annotated[int, _within(0, MAX_NUM_TOKENS), BeforeValidator(_integer)]
+Text = Annotated[str, BeforeValidator(_whole_text)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 Stops = Annotated[tuple[str, ...], _at_most(MAX_STOPS), BeforeValidator(_texts)]
 TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_ids)]
@@ -131,10 +161,12 @@ class StructuredOutputs(_Params):
         grammar: a context-free grammar in Lark's or GBNF's notation.
     """
 
-    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
-    regex: str | None = None
+    json_schema: Annotated[dict[str, Any] | str | None, BeforeValidator(_whole_text)] = Field(
+        default=None, alias="json"
+    )
+    regex: Text | None = None
     choice: Texts | None = None
-    grammar: str | None = None
+    grammar: Text | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> StructuredOutputs:

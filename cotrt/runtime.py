@@ -219,9 +219,15 @@ class Runtime:
         """
         limit = params.max_tokens if params.is_max_tokens_set else default
         if length == 0:
+            bos = None if self.tokenizer is None else self.tokenizer.bos_token_id
+            why = (
+                "an empty prompt stays empty where there is no BOS token"
+                if bos is None
+                else f'a list of no token ids stays empty (only the text "" becomes BOS, {bos})'
+            )
             raise InvalidRequestError(
-                "there is no token to generate from: the prompt is empty and the tokenizer has no "
-                "BOS token; give a prompt, or extend the branch first"
+                f"there is no token to generate from: {why}; give a prompt, or extend the branch "
+                "first"
             )
         self.check_length(length)
         if limit == 0:

@@ -12,7 +12,7 @@ import cotrt
 
 # Row by row from the top; the rooms of one row do not import each other except as ALSO says.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "params", "host_memory", "pool_size"),
+    ("errors", "config", "params", "plain_numbers", "host_memory", "pool_size"),
     ("plan",),
     ("tree", "kernels", "models", "sampling", "saved"),
     ("engine",),

@@ -12,7 +12,12 @@ from cotrt.engine.model_runner import StepResult
 from cotrt.engine.promise import Promise, wake
 from cotrt.engine.ranking import Ranking, RankState
 from cotrt.engine.state import ChoiceState, GenerationState, ScoreState, TokenScores
-from cotrt.errors import BranchPrunedError, KVCacheExhaustedError, NumericsError
+from cotrt.errors import (
+    BranchPrunedError,
+    InvalidRequestError,
+    KVCacheExhaustedError,
+    NumericsError,
+)
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.scheduler import Scheduler
 from cotrt.tree.sequence import Sequence
@@ -202,6 +207,12 @@ class Outcomes:
             error = NumericsError(
                 f"at position {work.first_wanted} of sequence {work.seq.id} the model gave NaN or "
                 f"infinity, first in {result.parts[row]}: check its weights and the dtype"
+            )
+        grammar = getattr(getattr(work.data, "processor", None), "grammar", None)
+        if error is None and grammar is not None and grammar.error is not None:
+            error = InvalidRequestError(
+                f"structured_outputs: at position {work.first_wanted} of sequence {work.seq.id} "
+                f"the grammar grew beyond what llguidance holds: {grammar.error}; simplify it"
             )
         if error is None:
             what = (

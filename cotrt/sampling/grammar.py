@@ -9,7 +9,6 @@ branch's own tokens again, in microseconds each.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -23,8 +22,6 @@ from cotrt.params import StructuredOutputs
 
 if TYPE_CHECKING:
     import torch
-
-logger = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
 # Unbounded white space is where small models get lost for ever.
@@ -60,9 +57,14 @@ class GrammarCompiler:
         """The grammar of a request.
 
         Raises:
-            InvalidRequestError: it is not valid, or too complex.
+            InvalidRequestError: it is not valid, or more than llguidance can hold.
         """
-        key = wanted.model_dump_json(by_alias=True)
+        try:
+            key = wanted.model_dump_json(by_alias=True)
+        except ValueError as error:  # objects in the schema, or one that holds itself
+            raise InvalidRequestError(
+                f"structured_outputs: json is no JSON data: {error}"
+            ) from None
         with self._lock:
             if key in self._compiled:
                 self._compiled.move_to_end(key)
@@ -70,8 +72,14 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._reader, _source(wanted), log_level=0)
+        if not matcher.is_error():
+            # Much of what it cannot hold it finds out by the first mask only: better here, in the
+            # caller's thread and for the caller alone, than between two steps.
+            first = matcher.deep_copy()
+            first.compute_bitmask()
+            matcher = first if first.is_error() else matcher
         if matcher.is_error():
-            raise InvalidRequestError(f"structured_outputs: {matcher.get_error()[:500]}")
+            raise InvalidRequestError(f"structured_outputs: {_words(matcher)}")
         grammar = Grammar(matcher, self._vocab_size, np.array(self._eos))
         with self._lock:
             self._compiled[key] = grammar
@@ -92,6 +100,9 @@ class Grammar:
 class GrammarState:
     """One generate's position in a grammar.
 
+    Attributes:
+        error: what llguidance said when the grammar grew beyond what it can hold; else None.
+
     Args:
         grammar: the grammar.
         generated: the live list of sampled ids; it may only grow, and what it holds now came
@@ -104,7 +115,7 @@ class GrammarState:
         self._matcher = grammar.matcher.deep_copy()
         self._generated = generated
         self._num_read = len(generated)
-        self._is_broken = False
+        self.error: str | None = None
         if before:
             self._matcher.consume_tokens(list(before))
 
@@ -136,9 +147,7 @@ class GrammarState:
                 break
         allowed = np.zeros(grammar.vocab_size, np.bool_)
         if matcher.is_error():
-            if not self._is_broken:
-                self._is_broken = True
-                logger.warning("a grammar failed: %s", matcher.get_error()[:500])
+            self.error = _words(matcher)
         elif matcher.is_stopped():
             allowed[grammar.eos] = True
         else:
@@ -163,10 +172,21 @@ def _source(wanted: StructuredOutputs) -> str:
         if wanted.regex is not None:
             return grammar_from("regex", wanted.regex)
         if wanted.choice is not None:
-            return grammar_from("choice", json.dumps(wanted.choice))
+            return _one_of(wanted.choice)
         return grammar_from("grammar", wanted.grammar or "")
     except Exception as error:
         raise InvalidRequestError(f"structured_outputs: {error}"[:500]) from error
+
+
+def _one_of(choice: Sequence[str]) -> str:
+    """A grammar of one lexeme: each string as a rule of its own would be a row of the parser."""
+    return "start: CHOICE\nCHOICE: " + "\n  | ".join(json.dumps(text) for text in choice)
+
+
+def _words(matcher: Any) -> str:
+    """What llguidance says of its error, without the state that it prints beside it."""
+    text: str = matcher.get_error().partition("\n<state>")[0].strip()
+    return text[:500]
 
 
 def _reader(tokenizer: Any, vocab_size: int, eos: list[int]) -> Any:

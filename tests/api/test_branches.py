@@ -156,6 +156,32 @@ def test_close_gives_up_the_handle_and_lets_descendants_and_running_work_live():
         assert child.generate(max_tokens=2).result().text == "de"
 
 
+def test_a_closed_handle_has_nothing_left_to_prune():
+    with scripted() as llm:
+        root = llm.branch("abc")
+        child = root.fork()[0]
+        root.close()
+        root.prune()
+        assert child.alive and child.generate(max_tokens=2).result().finish_reason == "length"
+        with llm.branch("abc") as left:
+            second = left.fork()[0]
+            left.close()
+        with llm.branch("abc").fork(2) as pair:
+            third = pair[1].fork()[0]
+            pair[1].close()
+        with llm.start_chat(chat_template="{{ messages[0].content }}") as chat:
+            chat.send("abc", max_tokens=1).result()
+            fourth = chat.branch.fork()[0]
+            chat.branch.close()
+        assert second.alive and third.alive and fourth.alive and not pair[0].alive
+        again = child.parent
+        assert again is not None
+        again.prune()  # a handle made since does prune
+        again.close()
+        again.prune()
+        assert not child.alive
+
+
 def test_with_blocks_prune_whatever_happens():
     with scripted() as llm:
         with (  # noqa: PT012

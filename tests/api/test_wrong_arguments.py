@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from api_helpers import counting, scripted
+from pydantic import ValidationError
 
-from cotrt import Branches, InvalidRequestError, SamplingParams
+from cotrt import Branches, InvalidRequestError, SamplingParams, StructuredOutputs
 
 HALF = "a\ud800b"
 
@@ -27,6 +28,28 @@ def test_half_of_a_surrogate_pair_is_refused_wherever_text_is_taken(rig, smol):
     with pytest.raises(InvalidRequestError, match="prompt 1: .*surrogate"):
         rig.generate(["go:", HALF])
     assert branch.text == "go:"
+
+
+@pytest.mark.parametrize("field", ["stop", "bad_words", "choice", "regex", "grammar", "json"])
+def test_half_of_a_surrogate_pair_in_params_is_refused_like_any_bad_value(field):
+    value = {"json": {"enum": [["a", HALF]]}, "choice": ["a", HALF]}.get(field, HALF)
+    make = SamplingParams if field in ("stop", "bad_words") else StructuredOutputs
+    with pytest.raises(ValidationError, match=rf"{field}[\s\S]*half of a surrogate pair"):
+        make(**{field: value})
+
+
+def test_an_empty_prompt_of_ids_says_that_there_is_nothing_to_go_on_from(smol):
+    calls = (
+        lambda: smol.generate([[]]),
+        lambda: smol.branch([]).generate(),
+        lambda: smol.branch("a").truncate(0).generate(),
+    )
+    bos = smol.tokenizer.bos_token_id
+    for call in calls:
+        with pytest.raises(InvalidRequestError, match=f"no token ids stays empty.*BOS, {bos}"):
+            call()
+    with scripted(counting) as llm, pytest.raises(InvalidRequestError, match="is no BOS token"):
+        llm.generate("")
 
 
 @pytest.mark.parametrize("prompt", [None, 3, {"a"}, {"role": "user", "content": "a"}, b"a"])

@@ -174,3 +174,40 @@ def test_the_starter_model_writes_json_by_its_own_tokens() -> None:
         prompt = [{"role": "user", "content": "Invent a person."}]
         output = llm.chat(prompt, wanting(json=SCHEMA, seed=1), use_tqdm=False)[0].outputs[0]
     assert is_valid(output.text), output
+
+
+def test_a_choice_of_thousands_is_one_of_them(llm: LLM) -> None:
+    options = [f"{i} {'xyz'[i % 3]}" for i in range(5000)] + ["1 y and more", 'q"\\\n']
+    for output in llm.generate("q", wanting(choice=options, n=8))[0].outputs:
+        assert output.finish_reason == "stop" and output.text in options
+    seven = {ord("7"): 1.0, EOS: 1e-9}
+    model = ScriptedModel(lambda ids: seven, vocab_size=130, eos_token_id=EOS)
+    with LLM(model, kv_cache_memory_bytes=1 << 17) as sure:
+        output = sure.generate("q", wanting(choice=[str(i) for i in range(1000)]))[0].outputs[0]
+        assert output.text == "777"  # the longer one, where a shorter could have ended
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"grammar": "start: " + " | ".join(f'"a" /{i}/' for i in range(2500))}, "max is 2000"),
+        ({"json": {"$ref": "#"}}, "NoExtensionBias"),
+        ({"json": '{"enum": ["\\ud800"]}'}, "not JSON serializable"),
+        ({"json": {"enum": [object()]}}, "no JSON data"),
+    ],
+)
+def test_what_the_library_cannot_hold_is_refused_in_its_words(
+    llm: LLM, fields: dict[str, object], words: str
+) -> None:
+    with pytest.raises(cotrt.InvalidRequestError, match=f"structured_outputs.*{words}"):
+        llm.generate("q", wanting(**fields))
+    assert llm.generate("q", wanting(regex="ok"))[0].outputs[0].text == "ok"
+
+
+def test_a_grammar_that_outgrows_the_library_ends_its_own_request_and_is_named(llm: LLM) -> None:
+    wide = 'start: "begin" rest\nrest: ' + " | ".join(f'"a" /{i}/' for i in range(2500))
+    with pytest.raises(cotrt.InvalidRequestError, match=r"the grammar grew.*max is 2000") as caught:
+        llm.generate(["q", "r"], [wanting(grammar=wide), wanting(regex="ok")])
+    assert "NaN" not in str(caught.value) and "<state>" not in str(caught.value)
+    assert caught.value.outputs is not None
+    assert caught.value.outputs[0] is None and caught.value.outputs[1].outputs[0].text == "ok"
