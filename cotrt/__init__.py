@@ -9,13 +9,13 @@ r"""cotrt: a chain-of-thought runtime with an embedded paged-KV engine.
             scores = branches.score(" Yes", given="\nIs this right?").result()
 
 Public names are imported when they are first used, so ``import cotrt`` is quick and loads no
-torch. Messages go to ``logging.getLogger("cotrt")``; nothing is printed.
+torch. Messages go to ``logging.getLogger("cotrt")``, whose warnings Python shows on stderr where
+the program sets no handler; nothing is printed to stdout.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -132,8 +132,6 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 # Subpackages that are reached as attributes, so that `import cotrt` is enough.
 _SUBMODULES = frozenset({"search", "testing", "viewer"})
-
-logging.getLogger("cotrt").addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from cotrt.errors import BranchPrunedError, InvalidRequestError
 from cotrt.handle import Generation, Handle, joined
 from cotrt.outputs import BranchKV, Choice, Score
 from cotrt.params import SamplingParams
+from cotrt.plain_numbers import plain_float, plain_int
 
 if TYPE_CHECKING:
     from cotrt.runtime import Runtime
@@ -60,7 +61,8 @@ class Branch:
             BranchPrunedError: the branch was pruned or closed.
             EngineDeadError: the engine has stopped.
         """
-        if type(n) is not int or not 1 <= n <= MAX_FORKS:
+        count = plain_int(n)
+        if count is None or not 1 <= count <= MAX_FORKS:
             raise InvalidRequestError(
                 f"fork(n={n!r}): n must be an int from 1 to {MAX_FORKS}; fork again for more"
             )
@@ -70,8 +72,8 @@ class Branch:
             self._check(idle=False)
             seq = self._seq
             if at is not None:
-                self._check_length(at, "at")
-            return Branches([Branch(runtime, engine.table.fork(seq, at)) for _ in range(n)])
+                at = self._check_length(at, "at")
+            return Branches([Branch(runtime, engine.table.fork(seq, at)) for _ in range(count)])
 
     def extend(self, text_or_ids: Continuation, *, special: bool = True) -> Branch:
         """Append forced tokens: text that follows ``b.text`` exactly, or token ids.
@@ -125,7 +127,7 @@ class Branch:
         self._runtime.check()
         with self._runtime.engine.lock:
             self._check()
-            self._check_length(length, "length")
+            length = self._check_length(length, "length")
             self._runtime.engine.table.truncate(self._seq, length, same_draws=same_draws)
         return self
 
@@ -189,13 +191,14 @@ class Branch:
             BranchPrunedError: the branch was pruned or closed.
             EngineDeadError: the engine has stopped.
         """
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        number = plain_float(seconds)
+        if number is None or not number >= 0:
             raise InvalidRequestError(f"keep({seconds!r}): seconds must be a number, 0 or more")
         runtime = self._runtime
         runtime.check()
         with runtime.engine.lock:
             self._check(idle=False)
-            runtime.engine.table.keep(self._seq, time.monotonic() + seconds)
+            runtime.engine.table.keep(self._seq, time.monotonic() + number)
 
     # ---- verbs that need the model ------------------------------------------------------------
 
@@ -386,12 +389,14 @@ class Branch:
             raise BranchPrunedError(f"branch {self.id} was closed: keep a handle to use it")
         self._runtime.check_usable(self._seq, idle=idle)
 
-    def _check_length(self, length: Any, name: str) -> None:
-        if type(length) is not int or not 0 <= length <= self._seq.length:
+    def _check_length(self, length: Any, name: str) -> int:
+        number = plain_int(length)
+        if number is None or not 0 <= number <= self._seq.length:
             raise InvalidRequestError(
                 f"{name}={length!r}: must be an int from 0 to the branch's length, "
                 f"{self._seq.length}"
             )
+        return number
 
     def _handle_of(self, seq: TokenSequence) -> Branch:
         handle: Branch | None = seq.handle() if seq.handle is not None else None

@@ -24,10 +24,26 @@ class Branches(Sequence["Branch"]):
     """Several branches with the verbs of one, run as one batch; a slice is one too.
 
     As a context manager it prunes all of them on leaving.
+
+    Raises:
+        InvalidRequestError: something among them is no `Branch`.
     """
 
     def __init__(self, branches: Iterable[Branch] = ()) -> None:
+        from cotrt.branch import Branch
+
+        if not hasattr(branches, "__iter__"):
+            raise InvalidRequestError(
+                f"Branches({branches!r:.80}): give a list of branches, not "
+                f"{type(branches).__name__}"
+            )
         self._branches = list(branches)
+        for index, each in enumerate(self._branches):
+            if not isinstance(each, Branch):
+                raise InvalidRequestError(
+                    f"Branches: item {index} is {type(each).__name__} {each!r:.80}, not a Branch; "
+                    "llm.branch(prompt) makes one"
+                )
 
     def generate(
         self, params: SamplingParams | Sequence[SamplingParams] | None = None, **overrides: Any
@@ -133,7 +149,7 @@ class Branches(Sequence["Branch"]):
         with runtime.engine.lock:
             for branch in self._branches:
                 branch._check()
-                branch._check_length(length, "length")
+                length = branch._check_length(length, "length")
             for branch in self._branches:
                 runtime.engine.table.truncate(branch._seq, length, same_draws=same_draws)
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from types import TracebackType
@@ -13,8 +14,9 @@ import anyio.lowlevel
 
 from cotrt.engine.promise import Promise, in_running_loop, sleep_at_exit
 from cotrt.engine.state import GenerationState
-from cotrt.errors import BranchPrunedError, NumericsError
+from cotrt.errors import BranchPrunedError, InvalidRequestError, NumericsError
 from cotrt.outputs import Chunk, CompletionOutput
+from cotrt.plain_numbers import plain_float
 
 if TYPE_CHECKING:
     from cotrt.runtime import Runtime
@@ -68,11 +70,13 @@ class Handle(Generic[T]):
 
         Raises:
             TimeoutError: `timeout` went by; the work runs on.
+            InvalidRequestError: `timeout` is no number.
             CotrtError: the work ended with this error.
             concurrent.futures.CancelledError: it was cancelled and has no partial result.
             EngineDeadError: the engine stopped before it was done, or the process was forked.
         """
         self._check_process()
+        timeout = _seconds(timeout)
         if not self.done:
             warn_inside_loop()
             if not _wait_all(self._promises, timeout):
@@ -108,6 +112,9 @@ class Handle(Generic[T]):
             self._cancel()
             raise
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {'done' if self.done else 'running'}>"
+
     def __reduce__(self) -> Any:
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled: it belongs to this process's engine; "
@@ -138,6 +145,14 @@ class Generation(Handle[CompletionOutput]):
 
     def _completion(self) -> CompletionOutput:
         return self._collect()
+
+    def __repr__(self) -> str:
+        state = self._state
+        if not state.promise.done:
+            return f"<Generation: running, {state.seq.length - state.start} tokens so far>"
+        error = state.promise.error
+        how = state.finish_reason if error is None else f"ended by {type(error).__name__}"
+        return f"<Generation: {how}, {len(state.tokens)} tokens>"
 
     def __iter__(self) -> Iterator[Chunk]:
         self._check_process()
@@ -271,6 +286,9 @@ class Generations(Handle[list[CompletionOutput]], Sequence[Generation]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __repr__(self) -> str:
+        return several(self)
+
     def __enter__(self) -> Generations:
         return self
 
@@ -282,6 +300,12 @@ class Generations(Handle[list[CompletionOutput]], Sequence[Generation]):
     ) -> None:
         if self._runtime is not None:
             self._runtime.on_leaving(self._cancel)
+
+
+def several(generations: Sequence[Generation]) -> str:
+    """The repr of a handle of several."""
+    done = sum(each.done for each in generations)
+    return f"<{type(generations).__name__}: {len(generations)} outputs, {done} done>"
 
 
 def joined(
@@ -325,6 +349,16 @@ def fresh(error: BaseException) -> BaseException:
         return error
     copied.__cause__ = error.__cause__
     return copied.with_traceback(error.__traceback__)
+
+
+def _seconds(timeout: Any) -> float | None:
+    """A timeout as `_wait_all` takes it; infinity is no limit."""
+    if timeout is None:
+        return None
+    seconds = plain_float(timeout)
+    if seconds is None or math.isnan(seconds):
+        raise InvalidRequestError(f"timeout={timeout!r:.80}: must be a number of seconds, or None")
+    return None if seconds == math.inf else float(seconds)
 
 
 def _wait_all(promises: Sequence[Promise], timeout: float | None) -> bool:

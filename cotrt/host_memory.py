@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or less where a limit is lower.
+"""How much memory this process may have, and still take: the machine's, or a lower limit.
 
 Containers see the whole machine in ``/proc/meminfo``; what ends them is a limit on one of the
 control groups they are in, so every group from the process's own up to the root is read.
@@ -25,37 +25,62 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return max(0, min(bounds)) if bounds else None
 
 
-def _machine(root: Path) -> Iterator[int]:
+def total_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes that this process could have if nothing else ran, or None where that is not said.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie; another folder in tests.
+    """
+    bounds = [*_machine(root, "MemTotal"), *_address_space(root, total=True)]
+    bounds += [limit for limit, _ in (*_groups_v2(root), *_groups_v1(root))]
+    return min(bounds) if bounds else None
+
+
+def _machine(root: Path, row: str = "MemAvailable") -> Iterator[int]:
     for line in _read(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{row}:"):
             yield int(line.split()[1]) * 1024
             return
     if root != Path("/"):
         return
     if sys.platform == "win32":
-        yield _windows_available_bytes()
+        yield _windows_bytes(available=row == "MemAvailable")
         return
     try:
         # macOS does not tell what is free through sysconf; half of it all is a modest guess.
-        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        share = 2 if row == "MemAvailable" else 1
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // share
     except (OSError, ValueError):
         return
 
 
 def _cgroup_v2(root: Path) -> Iterator[int]:
-    for group in _groups(root, controller="", mount=root / "sys/fs/cgroup"):
-        limit = _number(group / "memory.max")
+    for limit, group in _groups_v2(root):
         used = _number(group / "memory.current")
-        if limit is not None and used is not None:
+        if used is not None:
             yield limit - used + _reclaimable(group, "inactive_file")
 
 
 def _cgroup_v1(root: Path) -> Iterator[int]:
+    for limit, group in _groups_v1(root):
+        used = _number(group / "memory.usage_in_bytes")
+        if used is not None:
+            yield limit - used + _reclaimable(group, "total_inactive_file")
+
+
+def _groups_v2(root: Path) -> Iterator[tuple[int, Path]]:
+    """The groups that have a limit, and their limits in bytes."""
+    for group in _groups(root, controller="", mount=root / "sys/fs/cgroup"):
+        limit = _number(group / "memory.max")
+        if limit is not None:
+            yield limit, group
+
+
+def _groups_v1(root: Path) -> Iterator[tuple[int, Path]]:
     for group in _groups(root, controller="memory", mount=root / "sys/fs/cgroup/memory"):
         limit = _number(group / "memory.limit_in_bytes")
-        used = _number(group / "memory.usage_in_bytes")
-        if limit is not None and used is not None:
-            yield limit - used + _reclaimable(group, "total_inactive_file")
+        if limit is not None:
+            yield limit, group
 
 
 def _groups(root: Path, controller: str, mount: Path) -> Iterator[Path]:
@@ -84,8 +109,8 @@ def _reclaimable(group: Path, key: str) -> int:
     return 0
 
 
-def _address_space(root: Path) -> Iterator[int]:
-    """What ``ulimit -v`` leaves, for schedulers of batch jobs that set it."""
+def _address_space(root: Path, *, total: bool = False) -> Iterator[int]:
+    """What ``ulimit -v`` leaves, or allows in all, for schedulers of batch jobs that set it."""
     if sys.platform == "win32" or root != Path("/"):
         return
     import resource
@@ -93,10 +118,10 @@ def _address_space(root: Path) -> Iterator[int]:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     mapped = _read(root / "proc/self/statm").split()
     if limit != resource.RLIM_INFINITY and mapped:
-        yield limit - int(mapped[0]) * os.sysconf("SC_PAGE_SIZE")
+        yield limit if total else limit - int(mapped[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _windows_available_bytes() -> int:
+def _windows_bytes(*, available: bool) -> int:
     import ctypes
 
     class MemoryStatus(ctypes.Structure):
@@ -109,7 +134,7 @@ def _windows_available_bytes() -> int:
 
     status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
     ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]
-    return int(status.available)
+    return int(status.available if available else status.total)
 
 
 def _number(path: Path) -> int | None:

@@ -16,7 +16,7 @@ from cotrt.outputs import BeamSearchOutput, MemoryStats, RequestOutput
 from cotrt.params import BeamSearchParams, SamplingParams
 from cotrt.pool_size import disk_tier_bytes, host_tier_bytes, size_pool
 from cotrt.runtime import Runtime
-from cotrt.submission import Prompt, Submission, submit
+from cotrt.submission import ChatPrompt, Prompt, Submission, submit
 
 if TYPE_CHECKING:
     from cotrt.chat import Chat
@@ -117,7 +117,7 @@ class LLM:
             engine,
             tokenizer=reader,
             eos_ids=eos_ids,
-            defaults=defaults if config.generation_config == "auto" else {},
+            defaults=defaults,
             max_model_len=pool.max_model_len,
         )
         self.config = config
@@ -200,18 +200,24 @@ class LLM:
             InvalidRequestError: no chat template, bad messages, and what `generate` raises.
             PromptTooLongError, KVCacheExhaustedError, CotrtError, EngineDeadError: as `generate`.
         """
+        for name, flag in (
+            ("add_generation_prompt", add_generation_prompt),
+            ("continue_final_message", continue_final_message),
+        ):
+            if not isinstance(flag, bool):
+                raise InvalidRequestError(f"{name}={flag!r:.80}: must be True or False")
         single = isinstance(messages, Mapping) or not messages  # a message alone is refused below
         many = not single and not isinstance(messages[0], Mapping)
         conversations: Any = messages if many else [messages]
+        options = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "continue_final_message": continue_final_message,
+        }
         prompts = [
-            self._encode_chat(
-                conversation,
-                tools=tools,
-                chat_template=chat_template,
-                chat_template_kwargs=chat_template_kwargs,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                continue_final_message=continue_final_message,
-            )
+            ChatPrompt(*self._runtime.render_chat(conversation, **options))
             for conversation in conversations
         ]
         return submit(
@@ -269,7 +275,7 @@ class LLM:
         runtime = self._runtime
         runtime.check()
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            ids = self._encode_chat(prompt)
+            ids = runtime.encode_chat(prompt)
         else:
             ids = runtime.encode_prompt(prompt)[1]
         with runtime.engine.lock:
@@ -382,14 +388,17 @@ class LLM:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        model = self.config.model
+        named = isinstance(model, (str, os.PathLike))
+        name = repr(os.fspath(model)) if named else type(model).__name__
+        return f"<LLM {name}: {self.kernels} kernels, max_model_len {self.max_model_len}>"
+
     def __reduce__(self) -> Any:
         raise TypeError(
             "an LLM cannot be pickled: it owns a thread and the KV pool; make one in each process, "
             "or serve one and send it requests"
         )
-
-    def _encode_chat(self, messages: Any, **options: Any) -> list[int]:
-        return self._runtime.encode_chat(messages, **options)
 
 
 def _load(
@@ -414,6 +423,7 @@ def _load(
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         deterministic=config.deterministic,
+        generation_config=config.generation_config,
     )
     if loaded.model.backend_name == "cpu":
         from cotrt.kernels.cpu.native import set_num_threads

@@ -54,7 +54,8 @@ class RequestOutput:
 
     Attributes:
         request_id: unique in the process.
-        prompt: the prompt's text; None where token ids were given.
+        prompt: the prompt's text, of a chat as its template wrote it; None where token ids were
+            given.
         prompt_token_ids: its tokens.
         outputs: one an ``n``.
         prompt_logprobs: where asked for, one entry a prompt token, the first None.

@@ -8,6 +8,7 @@ infinity are refused, and an unknown field is an error. A ``pydantic.ValidationE
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
@@ -167,6 +168,12 @@ class StructuredOutputs(_Params):
     regex: Text | None = None
     choice: Texts | None = None
     grammar: Text | None = None
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What was given, by the constructor's own names."""
+        for name, value in super().__repr_args__():
+            if value is not None:
+                yield "json" if name == "json_schema" else name, value
 
     @model_validator(mode="after")
     def _exactly_one(self) -> StructuredOutputs:

@@ -30,6 +30,6 @@ def plain_ints(values: Any) -> list[Any]:
     """A list of `values` with all that are ints as Python's own; the others as they are."""
     items = values.tolist() if hasattr(values, "tolist") else list(values)
     if all(type(item) is int for item in items):
-        return items  # type: ignore[no-any-return]
+        return items
     whole = [plain_int(item) for item in items]
     return [item if number is None else number for item, number in zip(items, whole)]

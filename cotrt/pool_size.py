@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cotrt.config import EngineConfig
 from cotrt.errors import InvalidRequestError
-from cotrt.host_memory import available_bytes
+from cotrt.host_memory import available_bytes, total_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +66,8 @@ def size_pool(
         step_bytes: what steps and CUDA graphs will take of a GPU beside weights and KV, free now.
 
     Raises:
-        InvalidRequestError: ``max_model_len`` above the model's own, or a pool that holds no
-            block.
+        InvalidRequestError: ``max_model_len`` above the model's own, a pool that holds no
+            block, or one beyond the memory that this process can ever have.
     """
     assert kv_bytes_per_token > 0
     assert model_max_len > 0
@@ -80,6 +80,8 @@ def size_pool(
     if config.kv_cache_memory_bytes is not None:
         budget = config.kv_cache_memory_bytes
         num_blocks = budget // block_bytes
+        if device == "cpu":
+            _check_host_memory(budget)
     else:
         budget = (
             _cpu_pool_bytes() if device == "cpu" else _gpu_pool_bytes(config, device, step_bytes)
@@ -138,6 +140,25 @@ def _max_model_len(
         needed,
     )
     return wanted
+
+
+def _check_host_memory(asked: int) -> None:
+    """Refuse a pool that memory can never hold; warn of one that it cannot hold now."""
+    total, available = total_bytes(), available_bytes()
+    if total is not None and asked > total:
+        now = "" if available is None else f", {available:,} of them free now"
+        raise InvalidRequestError(
+            f"kv_cache_memory_bytes={asked}: {asked:,} bytes are more than the {total:,} bytes of "
+            f"memory that this process can have (the machine's, or its cgroup's limit){now}; "
+            "lower it, or leave it out"
+        )
+    if available is not None and asked > available:
+        logger.warning(
+            "kv_cache_memory_bytes=%d, but %d bytes of memory are available now: the pool is "
+            "taken as it fills, and the system may end this process before it is full",
+            asked,
+            available,
+        )
 
 
 def _cpu_pool_bytes() -> int:

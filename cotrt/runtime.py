@@ -18,6 +18,7 @@ from cotrt.errors import (
 )
 from cotrt.outputs import CompletionOutput
 from cotrt.params import SamplingParams, StructuredOutputs
+from cotrt.plain_numbers import plain_ints
 from cotrt.sampling.seeds import normalize_seed
 
 if TYPE_CHECKING:
@@ -143,13 +144,13 @@ class Runtime:
 
     def check_ids(self, ids: Any) -> list[int]:
         """Token ids as a list of ints within the vocabulary."""
-        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-        for token in ids:
+        found: list[int] = plain_ints(ids)
+        for token in found:
             if type(token) is not int or not 0 <= token < self.vocab_size:
                 raise InvalidRequestError(
                     f"token id {token!r} is not an int from 0 to {self.vocab_size - 1}"
                 )
-        return ids  # type: ignore[no-any-return]
+        return found
 
     def encode_prompt(self, prompt: Any) -> tuple[str | None, list[int]]:
         """A prompt's text (None where it is given as ids) and its ids, special tokens added."""
@@ -174,9 +175,15 @@ class Runtime:
 
     def encode_chat(self, messages: Any, **options: Any) -> list[int]:
         """A conversation as ids; contents are plain text."""
+        return self.render_chat(messages, **options)[1]
+
+    def render_chat(self, messages: Any, **options: Any) -> tuple[str, list[int]]:
+        """A conversation as its template writes it, and its ids."""
+        tokenizer = self._need_tokenizer()
         with half_pairs_refused():
-            ids: list[int] = self._need_tokenizer().encode_chat(messages, **options)
-        return ids
+            chat = tokenizer.prepare_chat(messages, **options)
+            ids: list[int] = tokenizer.encode_prepared(chat)
+        return chat.text, ids
 
     def encode_continuation(self, value: Any, *, special: bool = True, what: str) -> list[int]:
         """Text that follows other text, or token ids, as ids."""

@@ -9,6 +9,7 @@ from cotrt.engine.state import ScoreState
 from cotrt.errors import InvalidRequestError
 from cotrt.handle import Handle, fresh, gather
 from cotrt.outputs import Score
+from cotrt.plain_numbers import plain_ints
 
 if TYPE_CHECKING:
     from cotrt.branch import Branch
@@ -26,7 +27,7 @@ def as_options(continuations: Any) -> tuple[bool, list[Any]]:
             "give a str, a list of token ids, or a list of those, not "
             f"{type(continuations).__name__}"
         )
-    items = list(continuations)
+    items = plain_ints(continuations)
     if items and all(type(item) is int for item in items):
         return False, [items]
     return True, items

@@ -12,15 +12,24 @@ from cotrt.branch import Branch
 from cotrt.engine.promise import Promise
 from cotrt.engine.state import GenerationState
 from cotrt.errors import BranchPrunedError, CotrtError, InvalidRequestError
-from cotrt.handle import Generation, Handle, gather, warn_inside_loop
+from cotrt.handle import Generation, Handle, gather, several, warn_inside_loop
 from cotrt.outputs import RequestMetrics, RequestOutput
 from cotrt.params import SamplingParams
+from cotrt.plain_numbers import plain_ints
 from cotrt.runtime import Runtime
 from cotrt.sampling.seeds import normalize_seed, output_seed
 
 _request_ids = itertools.count()
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Branch
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as its template wrote it, and the ids of that."""
+
+    text: str
+    ids: list[int]
 
 
 @dataclass(slots=True)
@@ -56,6 +65,9 @@ class Submission(Handle[list[RequestOutput]], Sequence[Generation]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __repr__(self) -> str:
+        return several(self)
 
     def _result_with_progress(self, use_tqdm: bool) -> list[RequestOutput]:
         """`result`, with a bar on a terminal; what is interrupted is cancelled."""
@@ -192,6 +204,9 @@ def _check(runtime: Runtime, prompt: Any, params: SamplingParams | None) -> _Req
         if checked.n != 1:
             raise InvalidRequestError(f"n={checked.n} on a branch: fork({checked.n}) it instead")
         return _Request(request_id, None, [], prompt, checked)
+    if isinstance(prompt, ChatPrompt):
+        ids = runtime.check_ids(prompt.ids)
+        return _Request(request_id, prompt.text, ids, None, checked)
     text, ids = runtime.encode_prompt(prompt)
     return _Request(request_id, text, ids, None, checked)
 
@@ -199,14 +214,16 @@ def _check(runtime: Runtime, prompt: Any, params: SamplingParams | None) -> _Req
 def as_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, (str, Mapping, Branch)):
         return [prompts]
-    if hasattr(prompts, "tolist"):
-        prompts = prompts.tolist()
     if isinstance(prompts, bytes) or not hasattr(prompts, "__iter__"):
         raise InvalidRequestError(
             f"prompts must be a str, token ids, a dict, a Branch or a list of those, not "
             f"{type(prompts).__name__}"
         )
-    items = list(prompts)
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if isinstance(prompts, (int, float)):
+        raise InvalidRequestError(f"prompts={prompts!r}: a number alone is no list of token ids")
+    items = plain_ints(prompts)
     if items and all(type(item) is int for item in items):
         return [items]
     return items

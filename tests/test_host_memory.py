@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cotrt.host_memory import available_bytes
+from cotrt.host_memory import available_bytes, total_bytes
 
 MIB = 1 << 20
 
@@ -93,3 +93,22 @@ def test_a_group_over_its_limit_leaves_nothing(machine: Path) -> None:
 def test_this_machine_has_some() -> None:
     available = available_bytes()
     assert available is None or available > 0
+
+
+def test_the_total_is_the_machines_or_the_lowest_limit_whatever_is_used(machine: Path) -> None:
+    assert total_bytes(machine) == 9000 * MIB
+    write(
+        machine,
+        {
+            "proc/self/cgroup": "4:memory:/mine\n0::/jobs/mine",
+            "sys/fs/cgroup/jobs/memory.max": 1000 * MIB,
+            "sys/fs/cgroup/jobs/memory.current": 400 * MIB,
+        },
+    )
+    assert total_bytes(machine) == 1000 * MIB
+    write(machine, {"sys/fs/cgroup/memory/mine/memory.limit_in_bytes": 700 * MIB})
+    assert total_bytes(machine) == 700 * MIB
+
+
+def test_no_total_where_the_system_says_nothing(tmp_path: Path) -> None:
+    assert total_bytes(tmp_path) is None

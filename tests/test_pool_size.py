@@ -123,3 +123,27 @@ def test_a_gpu_pool_leaves_room_for_steps_and_graphs(monkeypatch: pytest.MonkeyP
     assert given.num_bytes == GIB
     with pytest.raises(InvalidRequestError, match=r"16\.0 GiB are taken already and steps need"):
         gpu_size(monkeypatch, 3 * GIB, gpu_memory_utilization=0.2)
+
+
+def test_a_pool_beyond_the_machines_memory_is_refused_with_the_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cotrt.pool_size, "available_bytes", lambda: 3 * GIB)
+    monkeypatch.setattr(cotrt.pool_size, "total_bytes", lambda: 8 * GIB)
+    for asked in (8 * GIB + 1, 10**11, 10**15):
+        numbers = rf"{asked:,} bytes are more than the {8 * GIB:,} .*{3 * GIB:,} of them"
+        with pytest.raises(InvalidRequestError, match=numbers):
+            size(kv_cache_memory_bytes=asked)
+    monkeypatch.setattr(cotrt.pool_size, "total_bytes", lambda: None)
+    assert size(kv_cache_memory_bytes=10**11).num_blocks == 10**11 // (16 * TOKEN)
+
+
+def test_a_pool_beyond_what_is_free_now_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cotrt.pool_size, "available_bytes", lambda: GIB)
+    monkeypatch.setattr(cotrt.pool_size, "total_bytes", lambda: 8 * GIB)
+    size(kv_cache_memory_bytes=GIB)
+    assert "available now" not in caplog.text
+    size(kv_cache_memory_bytes=2 * GIB)
+    assert f"{2 * GIB}, but {GIB} bytes of memory are available now" in caplog.text

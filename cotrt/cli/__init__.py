@@ -41,7 +41,10 @@ def main(argv: Sequence[str]) -> int:
             add_help=name != "bench",
         )
         module.add_arguments(command)
-    options = parser.parse_args(argv)
+    if list(argv[:1]) == ["bench"]:  # all that follows is the benchmark's own, --help too
+        options = argparse.Namespace(command="bench", arguments=list(argv[1:]))
+    else:
+        options = parser.parse_args(argv)
     from cotrt.errors import CotrtError
 
     try:
@@ -76,7 +79,7 @@ def _first_problem(error: ValueError) -> str:
 
     assert isinstance(error, ValidationError)
     first = error.errors(include_url=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def entry() -> None:

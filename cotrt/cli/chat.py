@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cotrt.cli.engine_flags import add_engine_flags, add_model_argument, engine_options, model_of
-from cotrt.cli.sampling_flags import add_sampling_flags, sampling_params
+from cotrt.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_params
 
 if TYPE_CHECKING:
     from cotrt import LLM, Chat, SamplingParams
@@ -39,7 +39,9 @@ def run(options: argparse.Namespace) -> int:
     """Talk until the end of the input."""
     from cotrt import LLM
 
-    with LLM(model_of(options), **engine_options(options)) as llm:
+    model = model_of(options)
+    check_sampling(options)
+    with LLM(model, **engine_options(options)) as llm:
         params = sampling_params(options, llm)
         _Talk(llm, params, options.system).run()
     return 0
@@ -126,8 +128,10 @@ class _Talk:
             self._save(argument)
         elif name == "load":
             self._load(argument)
-        else:
+        elif name in ("help", "?", ""):
             print(_COMMANDS)
+        else:
+            print(f"! /{name}: there is no such command\n{_COMMANDS}")
 
     def _fork(self, n: int) -> None:
         parent = self._all[self._now]

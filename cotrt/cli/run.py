@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from cotrt.cli.checks import check_can_write
 from cotrt.cli.engine_flags import add_engine_flags, add_model_argument, engine_options, model_of
-from cotrt.cli.sampling_flags import add_sampling_flags, sampling_params
+from cotrt.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_params
 
 if TYPE_CHECKING:
     from cotrt import LLM, SamplingParams
@@ -43,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     from cotrt import LLM
 
     model = model_of(options)
+    check_sampling(options)
+    check_can_write(options.output, "--output")
     lines = _read(options.file) if options.file is not None else None
     with LLM(model, **engine_options(options)) as llm:
         params = sampling_params(options, llm)

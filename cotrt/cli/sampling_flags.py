@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cotrt import LLM, SamplingParams
@@ -27,12 +27,36 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stop", dest="sampling_stop", action="append", help="ends the text")
 
 
+def check_sampling(options: argparse.Namespace) -> None:
+    """Refuse what no model could take, before one is loaded.
+
+    Raises:
+        InvalidRequestError: names the flag.
+    """
+    from pydantic import ValidationError
+
+    from cotrt.errors import InvalidRequestError
+    from cotrt.params import SamplingParams
+
+    try:
+        SamplingParams(**_given(options))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        name = str(first["loc"][0])
+        flag = "sampling-seed" if name == "seed" else name.replace("_", "-")
+        text = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequestError(f"--{flag}: {text}") from None
+
+
 def sampling_params(options: argparse.Namespace, llm: LLM) -> SamplingParams:
     """The model's defaults with what was given on top."""
+    return llm._runtime.params(None, _given(options))
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(options, f"sampling_{name}") for name in (*_FLAGS, "stop")}
-    fields = {
+    return {
         "seed" if name == "sampling_seed" else name: value
         for name, value in given.items()
         if value is not None
     }
-    return llm._runtime.params(None, fields)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from cotrt.cli.checks import at_least, check_can_write
 from cotrt.cli.engine_flags import add_engine_flags, add_model_argument, engine_options, model_of
-from cotrt.cli.sampling_flags import add_sampling_flags, sampling_params
+from cotrt.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_params
 
 HELP = "search for an answer to a question, and draw the tree"
 EXAMPLE = "cotrt tree smollm2-135m --question 'What is 7 times 8?' --method self_consistency --n 8"
@@ -20,11 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--question", required=True, help="what to think about")
     add("--raw", action="store_true", help="the question is a prompt as it stands, no chat")
     add("--method", choices=METHODS, default="tree_of_thoughts", help="default: %(default)s")
-    add("--n", type=int, default=4, help="branches side by side (default: %(default)s)")
-    add("--depth", type=int, default=3, help="steps of a path (default: %(default)s)")
-    add("--max-branches", type=int, help="stop after so many branches")
-    add("--budget", type=int, metavar="TOKENS", help="stop after so many sampled tokens")
-    add("--deadline", type=float, metavar="SECONDS", help="stop after so long")
+    add("--n", type=at_least(1), default=4, help="branches side by side (default: %(default)s)")
+    add("--depth", type=at_least(1), default=3, help="steps of a path (default: %(default)s)")
+    add("--max-branches", type=at_least(0), metavar="N", help="stop after so many branches")
+    add("--budget", type=at_least(0), metavar="TOKENS", help="stop after so many sampled tokens")
+    add("--deadline", type=at_least(0, float), metavar="SECONDS", help="stop after so long")
     add("--html", metavar="FILE", help="write the tree as a page, too")
     add_sampling_flags(parser)
     add_engine_flags(parser)
@@ -35,7 +36,10 @@ def run(options: argparse.Namespace) -> int:
     import cotrt
     from cotrt import LLM, search
 
-    with LLM(model_of(options), **engine_options(options)) as llm:
+    model = model_of(options)
+    check_sampling(options)
+    check_can_write(options.html, "--html")
+    with LLM(model, **engine_options(options)) as llm:
         params = sampling_params(options, llm)
         if not params.is_max_tokens_set:
             params = params.replace(max_tokens=128)

@@ -237,6 +237,18 @@ def check(template: str) -> None:
         raise InvalidRequestError(f"the chat template is not valid jinja: {error}") from error
 
 
+def check_tools(tools: Any) -> None:
+    """Refuse what is no list of tools.
+
+    Raises:
+        InvalidRequestError: says what it is.
+    """
+    if tools is not None and not isinstance(tools, (list, tuple)):
+        raise InvalidRequestError(
+            f"tools={tools!r:.80}: must be a list of tool definitions (dicts), or None"
+        )
+
+
 def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
@@ -269,6 +281,12 @@ def render(
         InvalidRequestError: a message of another form, a reserved variable, or a template that
             refuses the messages, fails, or takes too long.
     """
+    check_tools(tools)
+    if variables is not None and not isinstance(variables, Mapping):
+        raise InvalidRequestError(
+            f"chat_template_kwargs={variables!r:.80}: must be a dict of names for the template, or "
+            "None"
+        )
     variables = dict(variables or {})
     reserved = sorted(RESERVED & variables.keys())
     if reserved:

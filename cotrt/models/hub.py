@@ -62,6 +62,11 @@ def find(
             raise InvalidRequestError("revision= is for hub ids; the starter model has one only.")
         return Found(name, starter.ensure(progress))
     path = Path(name).expanduser()
+    if revision is not None and name and path.exists():
+        raise InvalidRequestError(
+            f"revision={revision!r} with {name!r}, which is here already: a local folder or file "
+            "has no revisions; leave it out, or name a hub id"
+        )
     if name and path.is_dir():
         return Found(name, path)
     if path.is_file():
@@ -71,11 +76,21 @@ def find(
             f"{name} is a file but no .gguf; give the folder that holds the model's config.json."
         )
     if isinstance(model, os.PathLike) or not _ID.fullmatch(name) or name.endswith(".gguf"):
+        if not weights:
+            raise ModelLoadError(
+                f"tokenizer {name!r} does not exist: give a folder that has a tokenizer.json, or a "
+                "hub id (owner/name); leave it out to use the model's own."
+            )
         raise ModelLoadError(
             f"model {name!r} does not exist: give a folder of safetensors with its config.json, a "
             ".gguf file, a hub id (owner/name), or 'smollm2-135m' for the starter model."
         )
-    return Found(name, _fetch(name, revision, progress, weights))
+    try:
+        return Found(name, _fetch(name, revision, progress, weights))
+    except ModelLoadError as error:
+        if not re.fullmatch(r"smol-?lm-?2?(-135m)?(-instruct)?", name, re.IGNORECASE):
+            raise
+        raise ModelLoadError(f"{error} The starter model's name is {starter.NAME!r}.") from error
 
 
 def _fetch(repository: str, revision: str | None, progress: bool | None, weights: bool) -> Path:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from ..errors import InvalidRequestError, ModelLoadError
+from ..params import SamplingParams
 from . import hub
 from .config import ModelConfig, read_json
 from .progress import ProgressBar
@@ -75,6 +78,7 @@ def load(
     block_size: int = 16,
     max_model_len: int | None = None,
     deterministic: bool = False,
+    generation_config: str = "auto",
     progress: bool | None = None,
 ) -> LoadedModel:
     """Load a model.
@@ -92,6 +96,7 @@ def load(
         block_size: tokens a KV block.
         max_model_len: the longest sequence; None: the model's own.
         deterministic: logits do not depend on the batch.
+        generation_config: "auto"; "vllm" takes no sampling defaults from the model.
         progress: show bars on stderr; None: if it is a terminal.
 
     Raises:
@@ -115,6 +120,9 @@ def load(
     from ..kernels import dispatch
     from .weights import check_tensors, fingerprint
 
+    generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
+    defaults = {} if generation_config == "vllm" else _generation_defaults(generation)
+    _check_defaults(defaults, found.folder)
     config, source = _open(found)
     try:
         check_tensors(source, config, found.name)
@@ -145,12 +153,11 @@ def load(
     built.fingerprint = f"{mark}-{built.kv_shape.dtype}-{quantization or 'none'}"
     if deterministic:
         built.fingerprint += f"-deterministic-{built.backend_name}"
-    generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
     return LoadedModel(
         model=built,
         tokenizer=opened,
         eos_token_ids=_eos_token_ids(generation, config, opened),
-        generation_defaults=_generation_defaults(generation),
+        generation_defaults=defaults,
         name=found.name,
         fingerprint=mark,
         folder=found.folder,
@@ -305,3 +312,17 @@ def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     if generation.get("do_sample") is False:
         defaults["temperature"] = 0.0
     return defaults
+
+
+def _check_defaults(defaults: dict[str, Any], folder: Path) -> None:
+    """Refuse a default that no request could have, before weights are read."""
+    try:
+        SamplingParams(**defaults)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        name = str(first["loc"][0])
+        raise ModelLoadError(
+            f"{folder / 'generation_config.json'}: {name}: "
+            f"{first['msg'].removeprefix('Value error, ')}; correct it there, or take no defaults "
+            'from the model: generation_config="vllm"'
+        ) from error

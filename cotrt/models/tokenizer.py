@@ -365,6 +365,7 @@ class Tokenizer:
         Raises:
             InvalidRequestError: there is none, it cannot be chosen, or it is not valid jinja.
         """
+        templates.check_tools(tools)
         templates.check(self._template(given, tools))
 
     def _template(self, given: str | None, tools: object) -> str:

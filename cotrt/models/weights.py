@@ -29,6 +29,7 @@ logger = logging.getLogger("cotrt")
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 # Recomputed from the config: old checkpoints carry them.
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 
 
@@ -105,7 +106,7 @@ def check_tensors(source: WeightSource, config: ModelConfig, where: str) -> None
     """Name every missing, surplus and misshapen tensor of a source.
 
     Surplus tensors are a warning, but for those that say that the config is not this
-    checkpoint's: biases and head norms of layers it has.
+    checkpoint's: more layers, or biases and head norms of layers it has.
 
     Raises:
         ModelLoadError: a tensor is missing, has another shape, or contradicts the config.
@@ -123,14 +124,17 @@ def check_tensors(source: WeightSource, config: ModelConfig, where: str) -> None
     ]
     stems = {name.rsplit(".", 1)[0] for name in wanted}
     norm = re.compile(r"self_attn\.[qk]_norm\.weight$")
-    last = f"model.layers.{config.num_layers}."
+    numbers = {int(found[1]) for name in names if (found := _LAYER.match(name))}
+    num_layers = max(numbers, default=-1) + 1
     contradicting = [
         n
         for n in surplus
         if (n.endswith(".bias") and n.rsplit(".", 1)[0] in stems)
-        or (norm.search(n) and n < last and not config.qk_norm)
+        or (norm.search(n) and not config.qk_norm)
     ]
     problems = []
+    if num_layers > config.num_layers:
+        problems.append(f"{num_layers} layers, where config.json says {config.num_layers}")
     if missing:
         problems.append(f"missing tensors: {_some(missing)}")
     if misshapen:

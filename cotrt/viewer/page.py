@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from cotrt.errors import InvalidRequestError
 from cotrt.search.result import SearchResult
 from cotrt.search.tree import Node, SearchTree
 
@@ -28,6 +29,7 @@ def save_html(
 
     Raises:
         OSError: the file cannot be written.
+        InvalidRequestError: `tree` is something else.
     """
     target = Path(path)
     page = render_html(tree, title=title)
@@ -40,6 +42,11 @@ def render_html(tree: SearchTree | SearchResult, *, title: str | None = None) ->
     """The page as text; model output in it is data, never markup."""
     if isinstance(tree, SearchResult):
         tree = tree.tree
+    if not isinstance(tree, SearchTree):
+        raise InvalidRequestError(
+            f"a page is drawn of a search's tree, not of a {type(tree).__name__}: give the result "
+            "of a search of cotrt.search, or its .tree"
+        )
     files = resources.files("cotrt.viewer")
     read = {
         name: (files / name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")

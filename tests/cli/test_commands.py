@@ -59,6 +59,8 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
     if command == "bench":
         assert main(["bench"]) == 2
         assert "cpu" in "".join(capsys.readouterr())
+        assert main(["bench", "--help"]) == 0
+        assert "cpu" in capsys.readouterr().out
         return
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
@@ -79,6 +81,9 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
         (["serve", "a-model", "--tool-call-parser", "x"], 1, "tool_call_parser"),
         (["serve", "a-model", "--block-size", "x"], 2, "block-size"),
         (["model", "convert", "not-there.gguf", "x"], 1, "not-there.gguf"),
+        (["tree", "a-model", "--question", "q", "--n", "0"], 2, "--n: '0': must be an int of at"),
+        (["tree", "a-model", "--question", "q", "--budget", "-1"], 2, "--budget: '-1': must be"),
+        (["tree", "a-model", "--question", "q", "--deadline", "nan"], 2, "--deadline: 'nan': must"),
     ],
 )
 def test_errors_are_one_line_with_an_exit_code(
@@ -94,10 +99,29 @@ def test_errors_are_one_line_with_an_exit_code(
 def test_run_streams_one_prompt(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "a-model", "--prompt", "abc", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out == "defgh\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["run", "--prompt", "a", "--temperature", "-1"], "--temperature: must be in [0, 100]"),
+        (["run", "--file", "-", "--output", "/no-dir/x"], "--output /no-dir/x: there is no folder"),
+        (["tree", "--question", "a", "--html", "/no-dir/x"], "--html /no-dir/x: there is no"),
+        (["tree", "--question", "a", "--html", "/"], "--html /: it is a folder"),
+        (["chat", "--sampling-seed", str(2**65)], "--sampling-seed: must be in"),
+    ],
+)
+def test_flags_are_checked_before_a_model_is_loaded(
+    argv: list[str],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cotrt, "LLM", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as caught:
-        main(["run", "a-model", "--prompt", "a", "--temperature", "-1"])
+        main([argv[0], "a-model", *argv[1:]])
     assert caught.value.code == 1
-    assert "temperature" in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 def test_run_takes_and_gives_json_lines(
@@ -177,6 +201,8 @@ def test_chat_saves_with_kv_and_loads_what_it_can(
         assert main(["chat", "a-model"]) == 0
         return capsys.readouterr().out
 
+    assert talk("/nope 1").startswith("! /nope: there is no such command\n/fork [N]")
+    assert talk("/help").startswith("/fork [N]")
     assert talk("hi", f"/save {file}", "more") == f"ok1\nsaved {file}\nok3\n"
     saved = SavedFile(file)
     assert saved.chunks and saved.branches[0].metadata["messages"][1]["content"] == "ok1"

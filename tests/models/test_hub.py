@@ -155,6 +155,22 @@ def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
         load(7)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="revision= is for hub ids"):
         load("smollm2-135m", revision="main")
+    with pytest.raises(InvalidRequestError, match="a local folder or file has no revisions"):
+        load(tmp_path, revision="nonsense")
+
+
+def test_a_tokenizer_that_is_not_there_is_called_one() -> None:
+    with pytest.raises(ModelLoadError, match="tokenizer '/no/such/folder' does not exist"):
+        hub.find("/no/such/folder", weights=False)
+
+
+def test_a_near_miss_of_the_starters_name_hints_at_it(cache: Path) -> None:
+    for name in ("smollm2-135M", "SmolLM2-135M-Instruct", "smollm2"):
+        with pytest.raises(ModelLoadError, match="The starter model's name is 'smollm2-135m'"):
+            hub.find(name)
+    with pytest.raises(ModelLoadError) as caught:
+        hub.find("gpt2")
+    assert "starter" not in str(caught.value)
 
 
 def test_a_folder_with_a_home_sign_is_expanded(

@@ -153,3 +153,21 @@ def test_loading_a_folder_brings_no_transformers(folder: Path, tmp_path: Path) -
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"top_p": 1.5}, r"top_p: must be in \(0, 1\], not 1.5"),
+        ({"temperature": "hot"}, "temperature: must be a number, not str 'hot'"),
+    ],
+)
+def test_a_bad_sampling_default_names_file_and_field_before_weights_are_read(
+    bad: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    save(make_model("llama"), tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(bad))
+    assert load(tmp_path, generation_config="vllm").generation_defaults == {}
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=rf"generation_config\.json: {words}.*\"vllm\""):
+        load(tmp_path)

@@ -203,6 +203,15 @@ def test_tensors_that_contradict_the_config_are_refused(name: str, single: Path)
         load(single)
 
 
+def test_a_config_of_fewer_layers_is_refused_with_both_numbers(single: Path) -> None:
+    config = json.loads((single / "config.json").read_text())
+    num_layers = config["num_hidden_layers"]
+    config["num_hidden_layers"] = 1
+    (single / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=f"{num_layers} layers, where config.json says 1"):
+        load(single)
+
+
 def test_a_surplus_head_beside_a_tied_embedding_is_ignored_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
