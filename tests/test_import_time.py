@@ -64,6 +64,14 @@ def test_policy_rooms_load_no_torch(repository: Path) -> None:
     assert _run(code, repository) == "False\n"
 
 
-def test_the_logger_is_silent_until_the_user_asks(repository: Path) -> None:
-    code = "import cotrt, logging; logging.getLogger('cotrt.engine').warning('not shown')"
-    assert _run(code, repository) == ""
+def test_warnings_are_seen_on_stderr_and_no_more_until_the_user_asks(repository: Path) -> None:
+    code = (
+        "import cotrt, logging\n"
+        "logger = logging.getLogger('cotrt.engine')\n"
+        "logger.info('not shown')\n"
+        "logger.warning('shown')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "shown\n")
