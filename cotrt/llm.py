@@ -288,7 +288,9 @@ class LLM:
         Tokens, log-probabilities, seeds, numbers of forks and metadata are those that were saved,
         so it goes on as if it had never been away. KV is read from the file when it is needed:
         the file has to stay as it is for so long, or what is missing is computed again. Block
-        sizes, devices and kernels may differ from those that saved it. It counts as one more root.
+        sizes, devices and kernels may differ from those that saved it; with ``deterministic=True``
+        KV of other conditions is computed again, with a warning in the log. It counts as one more
+        root.
 
         Args:
             path: the file. Everything in it is checked first; none of it is code.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,14 @@ if TYPE_CHECKING:
     from cotrt.runtime import Runtime
     from cotrt.saved.reader import SavedFile
 
+logger = logging.getLogger("cotrt")
+
 KV_CHOICES = ("auto", "recompute")
 
 
 def save(branch: Branch, path: Any, *, subtree: bool) -> None:
     """Save a branch, or one with everything grown from it; see `Branch.save`."""
+    from cotrt.engine.model import computed_under
     from cotrt.engine.saving import Snapshot
     from cotrt.saved.writer import SavedWriter
 
@@ -41,6 +45,7 @@ def save(branch: Branch, path: Any, *, subtree: bool) -> None:
             planned=planned,
             shape=engine.model.kv_shape,
             fingerprint=engine.model.fingerprint,
+            computed_under=computed_under(engine.model),
         ) as writer:
             snapshot.write(writer, planned)
     finally:
@@ -50,6 +55,7 @@ def save(branch: Branch, path: Any, *, subtree: bool) -> None:
 def load(runtime: Runtime, path: Any, kv: Any) -> Branch:
     """Make the branches of a file again; see `LLM.load_branch`."""
     from cotrt.branch import Branch
+    from cotrt.engine.model import kv_name
     from cotrt.engine.saved_source import SavedSource
     from cotrt.engine.saving import restore
     from cotrt.saved.reader import SavedFile
@@ -67,9 +73,9 @@ def load(runtime: Runtime, path: Any, kv: Any) -> Branch:
             _check_model(runtime, file)
         _check_tokens(runtime, file)
         engine = runtime.engine
-        if kv == "auto" and file.chunks:
+        if kv == "auto" and file.chunks and _has_the_same_bits(runtime, file):
             source = SavedSource(
-                file, fingerprint=file.fingerprint, block_size=engine.tree.block_size
+                file, name=kv_name(engine.model), block_size=engine.tree.block_size
             )
         with engine.lock:
             runtime.check()
@@ -98,10 +104,32 @@ def _checked_path(path: Any, verb: str) -> str:
     )
 
 
+def _has_the_same_bits(runtime: Runtime, file: SavedFile) -> bool:
+    """The KV in the file may be used; where bits are promised only that of equal conditions may."""
+    from cotrt.engine.model import computed_under
+
+    here = computed_under(runtime.engine.model)
+    if not here or here == file.computed_under:
+        return True
+    there = (
+        f"it is of: {file.computed_under}" if file.computed_under else "it does not say of which"
+    )
+    logger.warning(
+        "%s: its KV is computed again, for deterministic=True promises the bits of this LLM's "
+        "conditions (%s; %s)",
+        file.path,
+        here,
+        there,
+    )
+    return False
+
+
 def _check_model(runtime: Runtime, file: SavedFile) -> None:
     """The KV in the file is the model's own."""
     model = runtime.engine.model
-    if file.fingerprint == model.fingerprint and file.shape == model.kv_shape:
+    # Files were once made whose fingerprint went on with the kernels of a deterministic model.
+    fingerprint = file.fingerprint.partition("-deterministic-")[0]
+    if fingerprint == model.fingerprint and file.shape == model.kv_shape:
         return
     what = "weights, dtype or RoPE differ"
     if file.shape != model.kv_shape:

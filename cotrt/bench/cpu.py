@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         The exit code: 1 if a peer's script failed.
     """
+    from cotrt.models.conditions import cpu_name
+
     options = _parser().parse_args(argv)
     names = [name.strip() for name in options.only.split(",")]
     unknown = set(names) - set(WORKLOADS)
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         theirs = json.loads(record.read_text()) if record.exists() else []
     report = {
         "machine": {
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "threads": options.threads,
             "python": platform.python_version(),
         },
@@ -207,11 +209,3 @@ def _held(lock: Path) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

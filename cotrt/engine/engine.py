@@ -24,7 +24,7 @@ import numpy as np
 from cotrt.engine.kept_errors import let_go
 from cotrt.engine.lock import EngineLock
 from cotrt.engine.memory_shortage import MemoryShortage, give_back_memory, is_out_of_memory
-from cotrt.engine.model import StepModel, is_asynchronous
+from cotrt.engine.model import StepModel, is_asynchronous, kv_name
 from cotrt.engine.model_runner import ModelRunner, Pending, StepResult
 from cotrt.engine.outcomes import Outcomes
 from cotrt.engine.promise import Promise
@@ -144,7 +144,7 @@ class Engine:
         self.tree.tiers = Tiers(
             self.records,
             costs,
-            root_key(self.model.fingerprint, size),
+            root_key(kv_name(self.model), size),
             size,
             self.model.kv_shape.token_bytes,
             keep_sealed=options.keep,

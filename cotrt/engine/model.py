@@ -26,6 +26,8 @@ class StepModel(Protocol):
         kv_shape: layout of records, what `read_blocks` gives and `write_blocks` takes.
         fingerprint: equal for models that compute the same KV (weights, dtype, RoPE); empty where
             it is not known, and then no record outlives the model.
+        computed_under: optional; with deterministic=True what else decides the bits of KV (machine,
+            versions, ...), in words; empty where bits are not promised.
     """
 
     vocab_size: int
@@ -63,6 +65,17 @@ class StepModel(Protocol):
             blocks: no block twice.
             records: as `read_blocks` gives; not kept.
         """
+
+
+def computed_under(model: StepModel) -> str:
+    """What decides the bits of the model's KV besides its fingerprint; empty without a promise."""
+    return str(getattr(model, "computed_under", ""))
+
+
+def kv_name(model: StepModel) -> str:
+    """Models of one name may use each other's KV: no promise is broken by it."""
+    under = computed_under(model)
+    return f"{model.fingerprint}, deterministic: {under}" if under else model.fingerprint
 
 
 class HostCopy(Protocol):

@@ -124,13 +124,15 @@ class Decoder:
         kv_bytes_per_token: over all layers.
         backend_name: of the kernels it runs on.
         plan_options: the attention planner's cost constants for these kernels and heads.
-        kv_shape: layout of records (`read_blocks`); fingerprint: set by the loader.
+        kv_shape: layout of records (`read_blocks`); fingerprint, computed_under: set by the
+            loader.
         in_chunks: its attention plans are deterministic ones.
         graphs: of decode steps, after `warm_up` on a GPU; else None.
         is_asynchronous: steps are enqueued and run behind the host; `sample` draws then.
     """
 
     fingerprint = ""
+    computed_under = ""
 
     def __init__(
         self,

@@ -118,6 +118,7 @@ def load(
     found = hub.find(model, revision=revision, progress=progress)
 
     from ..kernels import dispatch
+    from .conditions import conditions
     from .weights import check_tensors, fingerprint
 
     generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
@@ -148,11 +149,11 @@ def load(
             )
     finally:
         source.close()
-    # What KV is computed with besides the checkpoint itself. The backend is of it only where bits
-    # are promised: else a record that one wrote is as good for another.
+    # What KV is computed with besides the checkpoint itself.
     built.fingerprint = f"{mark}-{built.kv_shape.dtype}-{quantization or 'none'}"
+    # Only where bits are promised: else a record that one computed is as good for another.
     if deterministic:
-        built.fingerprint += f"-deterministic-{built.backend_name}"
+        built.computed_under = conditions(built.backend_name, device, block_size)
     return LoadedModel(
         model=built,
         tokenizer=opened,

@@ -210,19 +210,27 @@ def without_digest(raw: bytes, found: str) -> bytes:
 
 
 def metadata(
-    branches: int, tokens: int, notes: int, fingerprint: str, shape: KVShape
+    branches: int,
+    tokens: int,
+    notes: int,
+    fingerprint: str,
+    shape: KVShape,
+    computed_under: str = "",
 ) -> dict[str, str]:
     """What stands in ``__metadata__`` beside the digest.
 
     Raises:
-        InvalidRequestError: a fingerprint that is too long.
+        InvalidRequestError: a fingerprint or conditions that are too long.
     """
-    if len(fingerprint) > MAX_FINGERPRINT:
-        raise InvalidRequestError(
-            f"the model's fingerprint has {len(fingerprint)} characters, a saved branch holds "
-            f"{MAX_FINGERPRINT}: make it a hash"
-        )
+    for name, text in (("fingerprint", fingerprint), ("computed_under", computed_under)):
+        if len(text) > MAX_FINGERPRINT:
+            raise InvalidRequestError(
+                f"the model's {name} has {len(text)} characters, a saved branch holds "
+                f"{MAX_FINGERPRINT}: make it a hash"
+            )
+    optional = {"computed_under": computed_under} if computed_under else {}
     return {
+        **optional,
         "format": FORMAT,
         "version": VERSION,
         "fingerprint": fingerprint,

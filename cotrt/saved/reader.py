@@ -40,6 +40,7 @@ class SavedFile:
         path: absolute.
         branches: parents before their children.
         shape: layout of the KV; fingerprint: of the model that it was saved from.
+        computed_under: what else decided the KV's bits; empty where they were not promised.
         chunks: KV that is in the file.
 
     Raises:
@@ -225,8 +226,8 @@ class SavedFile:
                 f"version {layout.VERSION!r}: load it with the version that wrote it"
             )
         wanted = layout.metadata(0, 0, 0, "", KVShape(1, 1, 1, 1, "int32"))
-        if set(found) != {*wanted, "digest"}:
-            wrong = sorted(set(found) ^ {*wanted, "digest"})[0]
+        if set(found) - {"computed_under"} != {*wanted, "digest"}:
+            wrong = sorted((set(found) - {"computed_under"}) ^ {*wanted, "digest"})[0]
             self._refuse(f"metadata {wrong!r:.60} is missing, or does not belong here")
         for name, value in found.items():
             if type(value) is not str or len(value) > layout.MAX_FINGERPRINT:
@@ -313,6 +314,7 @@ class SavedFile:
         num_tokens = number("num_tokens", 0, layout.MAX_TOKENS)
         number("notes_bytes", len(data["notes"]), len(data["notes"]))
         self.fingerprint = metadata["fingerprint"]
+        self.computed_under = metadata.get("computed_under", "")
         arrays: dict[str, npt.NDArray[Any]] = {
             name: np.frombuffer(data[name], layout.DTYPES[dtype])
             for name, dtype in layout.SMALL_TENSORS.items()

@@ -26,6 +26,7 @@ class SavedWriter:
         planned: chunks of KV that may come, in the order in which they will.
         shape: layout of the KV.
         fingerprint: of the model.
+        computed_under: what else decides the bits of the KV; empty where they are not promised.
 
     Raises:
         SavedBranchError: the path cannot be written.
@@ -41,6 +42,7 @@ class SavedWriter:
         planned: Sequence[Chunk],
         shape: KVShape,
         fingerprint: str,
+        computed_under: str = "",
     ) -> None:
         self._branches = branches
         self._shape = shape
@@ -57,7 +59,7 @@ class SavedWriter:
                 )
         self._notes = layout.notes_of(branches)
         self._metadata = layout.metadata(
-            len(branches), self._num_tokens, len(self._notes), fingerprint, shape
+            len(branches), self._num_tokens, len(self._notes), fingerprint, shape, computed_under
         )
         self._chunks: list[Chunk] = []
         self._checksums: list[bytes] = []
@@ -159,9 +161,11 @@ def write(
     *,
     shape: KVShape,
     fingerprint: str,
+    computed_under: str = "",
 ) -> None:
     """Write a file whose KV is all at hand; as `SavedWriter`."""
     options: dict[str, Any] = {"shape": shape, "fingerprint": fingerprint}
+    options["computed_under"] = computed_under
     with SavedWriter(path, branches, planned=[chunk for chunk, _ in kv], **options) as writer:
         for chunk, record in kv:
             writer.write_kv(chunk, record)

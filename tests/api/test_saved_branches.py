@@ -314,8 +314,9 @@ def test_a_closed_llm_saves_and_loads_no_more(tmp_path: Path) -> None:
 
 def _other(**options: Any) -> LLM:
     model: dict[str, Any] = {"vocab_size": 320, "eos_token_id": EOS, **options}
-    shape = model.pop("shape", None)
+    shape, under = model.pop("shape", None), model.pop("computed_under", "")
     made = ScriptedModel(letters, **model)
+    made.computed_under = under
     if shape is not None:
         made.kv_shape = shape
     return LLM(made, kv_cache_memory_bytes=1 << 16)
@@ -343,6 +344,32 @@ def test_a_file_of_another_model(tmp_path: Path, options: dict[str, Any], messag
         loaded = llm.load_branch(tmp_path / "b", kv="recompute")
         assert loaded.generate(max_tokens=20).result().text == text
         assert llm.metrics["prompt_tokens_computed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "taken"),
+    [("", "", True), ("A", "", True), ("A", "A", True), ("A", "B", False), ("", "B", False)],
+)
+def test_where_bits_are_promised_kv_of_other_conditions_is_computed_again(
+    tmp_path: Path, there: str, here: str, taken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _other(computed_under=there) as llm:
+        branch = llm.branch("abc" * 20)
+        branch.generate(max_tokens=20).result()
+        branch.save(tmp_path / "b")
+        text = branch.generate(max_tokens=20).result().text
+    with _other(computed_under=here) as llm, caplog.at_level(logging.WARNING, "cotrt"):
+        loaded = llm.load_branch(tmp_path / "b")
+        assert loaded.generate(max_tokens=20).result().text == text
+        assert (llm.metrics["prompt_tokens_computed"] == 0) == taken
+    assert len(caplog.records) == (0 if taken else 1)
+
+
+def test_a_file_from_when_fingerprints_named_kernels(tmp_path: Path) -> None:
+    with _other(fingerprint="m-deterministic-cpu") as llm:
+        llm.branch("abc").save(tmp_path / "b")
+    with _other(fingerprint="m") as llm:
+        assert llm.load_branch(tmp_path / "b").text == "abc"
 
 
 def test_tokens_that_the_model_has_not(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from checkpoints import make_model, save
 
 from cotrt.kernels.cpu.native import missing_reason
+from cotrt.models.conditions import conditions
 from cotrt.models.loading import load
 
 needs_native = pytest.mark.skipif(missing_reason() is not None, reason=str(missing_reason()))
@@ -23,6 +24,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_fingerprint_of_kv_tells_dtypes_apart(folder: Path) -> None:
     marks = {load(folder, dtype=dtype).model.fingerprint for dtype in ("float32", "bfloat16")}
     assert len(marks) == 2 and "" not in marks
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=needs_native)])
+def test_conditions_are_of_deterministic_models_alone(folder: Path, backend: str) -> None:
+    options = {"dtype": "float32", "attention_backend": backend}
+    plain, exact = load(folder, **options).model, load(folder, **options, deterministic=True).model
+    assert plain.computed_under == "" and plain.fingerprint == exact.fingerprint
+    assert exact.computed_under == conditions(backend, "cpu", 16)
+
+
+@pytest.mark.parametrize(
+    "backend", ["reference", "triton", pytest.param("cpu", marks=needs_native)]
+)
+def test_conditions_name_what_bits_hang_on(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend == "triton":
+        pytest.importorskip("triton")
+    before = conditions(backend, "cpu", 16)
+    assert before == conditions(backend, "cpu", 16)
+    changes = {
+        "cotrt.__version__": ("9", True),
+        "torch.__version__": ("9", True),
+        "cotrt.models.conditions.cpu_name": (lambda: "another", True),
+        "torch.get_num_threads": (lambda: 77, backend == "reference"),
+        "torch.backends.cpu.get_cpu_capability": (lambda: "another", backend != "triton"),
+        "cotrt.kernels.cpu.native.isa": (lambda: "another", backend == "cpu"),
+        "cotrt.kernels.cpu.native.build_mark": (lambda: "another", backend == "cpu"),
+    }
+    if backend == "triton":
+        changes["triton.__version__"] = ("9", True)
+    for name, (value, matters) in changes.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(name, value)
+            assert (conditions(backend, "cpu", 16) != before) == matters, name
+    assert (conditions(backend, "cpu", 32) != before) == (backend == "triton")
 
 
 @needs_native

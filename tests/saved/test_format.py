@@ -55,6 +55,19 @@ def test_what_was_written_is_read(tmp_path_factory: Any, seed: int, shape: KVSha
     assert (file.fingerprint, file.shape) == ("a model", shape)
 
 
+def test_conditions_stand_in_the_file_where_bits_were_promised(tmp_path: Path) -> None:
+    """And a file without them, as all others are, has the keys that it always had."""
+    branch = SavedBranch(*_tokens(3))
+    plain = {"shape": SHAPE, "fingerprint": "a model"}
+    write(tmp_path / "b", [branch], [], **plain, computed_under="cotrt 7, here")
+    assert SavedFile(tmp_path / "b").computed_under == "cotrt 7, here"
+    write(tmp_path / "c", [branch], [], **plain)
+    assert SavedFile(tmp_path / "c").computed_under == ""
+    assert b"computed_under" not in (tmp_path / "c").read_bytes()
+    with pytest.raises(InvalidRequestError, match="computed_under has 2000 characters"):
+        write(tmp_path / "d", [branch], [], **plain, computed_under="x" * 2000)
+
+
 def test_parts_of_chunks_and_runs_of_them(tmp_path: Path) -> None:
     branch = SavedBranch(*_tokens(300))
     rng = np.random.default_rng(0)
@@ -272,6 +285,8 @@ HOSTILE = {
     "a surplus word": (_meta("more", "x"), "metadata 'more'"),
     "a number for a word": (_meta("fingerprint", 7), "metadata 'fingerprint' is not a string"),
     "a long fingerprint": (_meta("fingerprint", "x" * 5000), "'fingerprint' is not a string"),
+    "a number for conditions": (_meta("computed_under", 7), "'computed_under' is not a string"),
+    "long conditions": (_meta("computed_under", "x" * 5000), "'computed_under' is not a string"),
     "notes that are no JSON": (_notes("[nul]"), "its notes is not JSON"),
     "notes of too few": (_notes("[null]"), "not a list with one item a branch"),
     "notes that are deep": (_notes("[" * 100_000), "its notes is not JSON"),

@@ -27,7 +27,7 @@ def test_keys_are_those_of_the_paths_and_records_are_theirs(
     kv = random_kv(seed, branches)
     path = tmp_path_factory.mktemp("b") / "b"
     write(path, branches, kv, shape=SHAPE, fingerprint="a model")
-    source = SavedSource(SavedFile(path), fingerprint="a model", block_size=block_size)
+    source = SavedSource(SavedFile(path), name="a model", block_size=block_size)
     by_position: list[dict[int, np.ndarray]] = []  # the KV of each branch's path
     expected: dict[bytes, list[np.ndarray]] = {}
     for index, branch in enumerate(branches):
@@ -75,7 +75,7 @@ def test_a_deep_chain_of_branches_without_tokens(tmp_path: Path) -> None:
         values, flags = np.full(count, np.nan), np.zeros(count, np.uint8)
         branches.append(SavedBranch(ids, values, flags, parent=index - 1, shared=shared))
     write(tmp_path / "b", branches, [], shape=SHAPE, fingerprint="")
-    source = SavedSource(SavedFile(tmp_path / "b"), fingerprint="", block_size=16)
+    source = SavedSource(SavedFile(tmp_path / "b"), name="", block_size=16)
     assert not source.keys()
     assert source.num_covered == [0] * 20_000
 
@@ -83,7 +83,7 @@ def test_a_deep_chain_of_branches_without_tokens(tmp_path: Path) -> None:
 def test_a_closed_source_reads_no_more(tmp_path: Path) -> None:
     branches = random_tree(7, branches=4)
     write(tmp_path / "b", branches, random_kv(7, branches), shape=SHAPE, fingerprint="")
-    source = SavedSource(SavedFile(tmp_path / "b"), fingerprint="", block_size=16)
+    source = SavedSource(SavedFile(tmp_path / "b"), name="", block_size=16)
     part = next(iter(source.keys().values()))
     source.read(part)
     source.close()

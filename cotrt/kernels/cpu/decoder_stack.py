@@ -90,11 +90,13 @@ class CpuDecoder:
         backend_name: ``cpu``.
         weight_bytes: of the packed weights: what a step of one row reads.
         kv_caches: one (k, v) pair a layer after `allocate_kv`.
-        kv_shape: layout of records (`read_blocks`); fingerprint: set by the loader.
+        kv_shape: layout of records (`read_blocks`); fingerprint, computed_under: set by the
+            loader.
     """
 
     backend_name = "cpu"
     fingerprint = ""
+    computed_under = ""
 
     def __init__(
         self,

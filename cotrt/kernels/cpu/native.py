@@ -5,9 +5,11 @@ Everything native goes through `module`; nothing else imports ``_native``.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +58,12 @@ def isa() -> str:
     """The instruction set in use: amx, avx512bf16, avx2 or generic."""
     name: str = module().isa()
     return name
+
+
+def build_mark() -> str:
+    """Equal for one compiled module: 16 hexadecimal digits."""
+    data = Path(module().__file__).read_bytes()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def isa_warning() -> str | None:
