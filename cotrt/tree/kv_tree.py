@@ -290,7 +290,10 @@ class KVTree:
         if node is not seq.node:
             self._trim_private(seq, 0)
             seq.private_len = 0
+            before = seq.node
             self._move_tip(seq, node)
+            if self.tiers is not None:
+                self.tiers.matched(node, before)
         self._advance_tail(seq, tokens[done : done + size])
 
     def _advance_tail(self, seq: Sequence, tokens: SequenceABC[int]) -> None:
@@ -329,7 +332,7 @@ class KVTree:
         upper = Node(parent, node.start)
         upper.blocks, upper.keys = node.blocks[:count], node.keys[:count]
         upper.end = node.start + count * self.block_size
-        upper.last_used, upper.pruned = node.last_used, node.pruned
+        upper.last_used, upper.pruned, upper.noted = node.last_used, node.pruned, node.noted
         upper.num_live = 1 if node.num_live else 0
         parent.children[upper.keys[0]] = upper
         node.parent = upper

@@ -24,6 +24,7 @@ class Node:
         num_live: tips, plus children that are live. A node without any is cached.
         pruned: it lost its last holder by a prune, so it is evicted first.
         last_used: clock value of the loss of its last holder.
+        noted: when its records were last said to be used, in seconds of the tiers' clock.
         record_keys: keys of its first blocks, as far as a tier or a save has asked for them.
     """
 
@@ -33,6 +34,7 @@ class Node:
         "end",
         "keys",
         "last_used",
+        "noted",
         "num_hashed",
         "num_live",
         "parent",
@@ -56,6 +58,7 @@ class Node:
         self.num_live = 0
         self.pruned = False
         self.last_used = 0
+        self.noted = float("-inf")
         self.path_hash = 0  # kept by counting.PathHasher: covers the first num_hashed blocks
         self.num_hashed = -1
         self.record_keys: list[bytes] = []

@@ -39,6 +39,8 @@ _FIRST_STEP_BYTES = 8 << 20
 # A read that has brought nothing for so long, or for as long as computing takes, is given up.
 _PATIENCE = 0.1
 _LOOK_SECONDS = 0.05
+# Records of KV that is found in the pool are said to be used so often.
+_NOTE_SECONDS = 30.0
 
 
 class Records(Protocol):
@@ -107,8 +109,9 @@ class Tiers:
         costs: moving against computing.
         first_key: key before the first block (`record_keys.root_key`).
         block_size: tokens a block; token_bytes: bytes of a token's KV.
-        keep_sealed: store every block that is sealed and not pruned, not only what is evicted:
-            the prefix cache outlives the process.
+        keep_sealed: store every block that is sealed and not pruned, not only what is evicted,
+            and keep the records of what is found in the pool: the prefix cache outlives the
+            process.
         clock: monotonic seconds.
 
     Laws: a block whose store is planned is not written before the step that carries it out; an
@@ -155,6 +158,23 @@ class Tiers:
         """The last block of a node has just been sealed."""
         if self.keep_sealed:
             self._unsaved[node.blocks[-1]] = node_keys(node, self.first_key)[-1]
+
+    def matched(self, node: Node, before: Node) -> None:
+        """KV was found in the pool, that of the path from the end of `before` to that of `node`.
+
+        So its records are in use, and what is of them no more is stored again; each node's now and
+        then.
+        """
+        if not self.keep_sealed:
+            return
+        now = self.clock()
+        while node is not before:
+            if now - node.noted >= _NOTE_SECONDS:
+                node.noted = now
+                keys = node_keys(node, self.first_key)
+                self._unsaved.update(zip(node.blocks, keys, strict=True))
+            assert node.parent is not None
+            node = node.parent
 
     def pruned(self, blocks: SequenceABC[int]) -> None:
         """These sealed blocks have lost their last holder by a prune."""

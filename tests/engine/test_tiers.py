@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cotrt.engine.state import GenerationState
 from cotrt.errors import InvalidRequestError
 from cotrt.saved.reader import SavedFile
 from cotrt.stats import branch_kv, memory_stats
+from cotrt.tree import tiers
 from cotrt.tree.memory_pressure import give_up
 from cotrt.tree.tiers import Tiers
 
@@ -41,6 +43,9 @@ def make(tmp_path: Path) -> Iterator[Made]:
             ),
             "kept": TierOptions(
                 disk_bytes=64 << 20, disk_dir=tmp_path / "kept", keep=True, always="move"
+            ),
+            "small kept": TierOptions(
+                disk_bytes=16 * 4096, disk_dir=tmp_path / "kept", keep=True, always="move"
             ),
             "costs": TierOptions(host_bytes=1 << 16),
         }[tier]
@@ -416,6 +421,46 @@ def test_a_prefix_cache_serves_the_next_engine(make: Made) -> None:
     assert second.metrics["loaded_tokens"] == 56
     assert second.metrics["prompt_tokens_computed"] == 0
     assert again.num_cached == 55 or again.num_cached == 56
+
+
+@pytest.mark.parametrize("found", [range(10), [9]], ids=["ever", "late"])
+def test_a_prefix_that_the_pool_has_stays_on_disk_for_the_next_engine(
+    make: Made, found: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found in the pool and never loaded, while others fill the disk several times over."""
+    monkeypatch.setattr(tiers, "_NOTE_SECONDS", 0.0)
+    first = make("small kept", num_blocks=128)
+    prefix = [1, 2, 3, 4, 5, 6, 7, 7] * 3
+    for turn in range(10):
+        if turn == 0 or turn in found:
+            first.start(first.root([*prefix, 1 + turn % 7]), max_tokens=2, ignore_eos=True)
+            first.run()
+        other = [random.Random(100 * turn + i).randrange(1, 8) for i in range(33)]
+        first.start(first.root(other), max_tokens=2, ignore_eos=True)
+        first.run()
+        assert first.engine.records.disk.flush(30)
+    assert first.metrics["loaded_tokens"] == 0 and first.metrics["stored_blocks"] > 40
+    first.engine.records.close()
+    second = make("small kept", num_blocks=128)
+    second.start(second.root([*prefix, 3]), max_tokens=2, ignore_eos=True)
+    second.run()
+    assert second.metrics["loaded_tokens"] == 24
+
+
+def test_records_of_what_the_pool_has_are_touched_now_and_then(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make("kept", num_blocks=128)
+    now = 1000.0
+    rig.tree.tiers.clock = lambda: now
+    touched: list[bytes] = []
+    monkeypatch.setattr(rig.engine.records, "touch", touched.append)
+    for wait, expected in ((0, 0), (0, 3), (29, 0), (2, 3), (0, 0)):
+        now += wait
+        touched.clear()
+        rig.start(rig.root([1, 2, 3, 4, 5, 6, 7, 7] * 3 + [5]), max_tokens=2, ignore_eos=True)
+        rig.run()
+        assert len(touched) == expected
 
 
 def test_another_models_prefix_cache_is_not_used(make: Made) -> None:
