@@ -29,7 +29,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_section_runs_at_toy_size(tmp_path: Path) -> None:
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
-        pytest.skip("triton is not installed: the extra test-triton brings it")
+        pytest.skip("triton is not installed: the extra dev brings it")
     from checkpoints import make_model, save
 
     folder = save(make_model("llama", head_dim=64, num_hidden_layers=1), tmp_path / "model")

@@ -25,7 +25,7 @@ def load_script():
 def test_a_handful_of_variants_compiles_without_spills():
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
-        pytest.skip("triton is not installed: the extra test-triton brings it")
+        pytest.skip("triton is not installed: the extra dev brings it")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, "scripts/aot_compile.py", "--quick", "--workers", "1"],
@@ -60,7 +60,7 @@ def test_the_table_of_the_docs_has_every_variant():
     script = load_script()
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
-        pytest.skip("triton is not installed: the extra test-triton brings it")
+        pytest.skip("triton is not installed: the extra dev brings it")
     page = (ROOT / "docs/kernels-triton.md").read_text()
     table = page.split(script.BEGIN)[1].split(script.END)[0]
     listed = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 def test_kernels_in_the_interpreter():
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
-        pytest.skip("triton is not installed: the extra test-triton brings it")
+        pytest.skip("triton is not installed: the extra dev brings it")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER)]
     run = subprocess.run(
