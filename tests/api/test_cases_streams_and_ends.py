@@ -13,6 +13,7 @@ from api_helpers import (
     FOX,
     RIG_CHAIN,
     make_rig,
+    put_bos_first,
 )
 
 from cotrt import LLM, SamplingParams
@@ -141,25 +142,7 @@ def test_ids_beyond_the_tokenizer_have_no_text_and_stop_nothing(tmp_path):
 @pytest.fixture(scope="module")
 def bos_folder(rig_folder, tmp_path_factory):
     """The rig with a tokenizer that puts BOS before every text, as its template does."""
-    folder = shutil.copytree(rig_folder, tmp_path_factory.mktemp("bos") / "rig")
-    path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-        ],
-        "pair": [
-            {"Sequence": {"id": "A", "type_id": 0}},
-            {"Sequence": {"id": "B", "type_id": 0}},
-        ],
-        "special_tokens": {
-            "<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}
-        },
-    }
-    path.write_text(json.dumps(tokenizer))
-    return folder
+    return put_bos_first(rig_folder, tmp_path_factory.mktemp("bos") / "rig")
 
 
 def test_one_bos_in_chats_and_texts_none_in_ids_and_none_in_the_middle(bos_folder):

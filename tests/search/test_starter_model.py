@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +45,7 @@ def check(result: SearchResult, llm: LLM, generated: int) -> None:
 
 def test_paths_of_step_searches_are_whole_scored_and_flagged(llm: LLM) -> None:
     """CASES B16: beams of steps and votes with early, late and missing ends."""
+    met = Counter[str]()
     for fn, options in (
         (search.step_beam_search, {"width": 4, "branching": 2, "max_steps": 3}),
         (search.diverse_verifier_tree_search, {"n": 8, "width": 2, "max_steps": 3}),
@@ -62,8 +64,14 @@ def test_paths_of_step_searches_are_whole_scored_and_flagged(llm: LLM) -> None:
             assert result.best_id == best.node_id
             # The default score is the mean logprob of the path, as a fresh scoring gives it.
             assert abs(best.score - best.mean_logprob) < 1e-9
-        kept = [n for n in result.tree.nodes[1:] if n.stop_reason == "\n\n"]
-        assert all("\n\n" in node.text for node in kept)
+        for node in result.tree.nodes[1:]:
+            met["pruned"] += node.state == "pruned"
+            met["ended"] += node.is_finished
+            met["cut"] += node.finish_reason == "length"
+            if node.stop_reason == "\n\n":
+                met["step"] += 1
+                assert "\n\n" in node.text
+    assert all(met[kind] for kind in ("pruned", "ended", "cut", "step")), met
 
 
 @pytest.mark.parametrize(
