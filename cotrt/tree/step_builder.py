@@ -167,6 +167,7 @@ class StepBuilder:
             stores=() if tiers is None else tiers.take_stores(is_idle=not self.entries),
             loads=tuple(self._load_pairs),
         )
+        self._tree.uncopied = {}
         is_decode = (
             0 < len(draws) == len(self.entries) == self._num_rows == len(logits_rows)
             and not self._scored

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter, deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ def living() -> Counter[str]:
     gc.collect()
     kinds = (type(each) for each in gc.get_objects())
     return Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("cotrt."))
+
+
+def grown(now: Mapping[str, int], before: Mapping[str, int], rounds: int) -> dict[str, int]:
+    """What has grown by a quarter of the rounds between, or more; less is what is cached now."""
+    more = {name: count - before.get(name, 0) for name, count in now.items()}
+    return {name: count for name, count in more.items() if count >= rounds / 4}
 
 
 def table_lengths(*owners: Any) -> dict[str, int]:
