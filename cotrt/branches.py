@@ -114,14 +114,9 @@ class Branches(Sequence["Branch"]):
         Raises:
             InvalidRequestError: not as many texts as branches, and as `Branch.extend`.
         """
-        from cotrt.score import as_options
+        from cotrt.score import one_each
 
-        many, each = as_options(text_or_ids)
-        each = each if many else each * len(self)
-        if len(each) != len(self):
-            raise InvalidRequestError(
-                f"{len(each)} texts for {len(self)} branches: give one, or one each"
-            )
+        each = one_each(text_or_ids, len(self))
         runtime = _runtime_of(self._branches)
         if runtime is None:
             return self

@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     model_validator,
 )
 
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 MAX_STOPS = 64
 MAX_LOGPROBS = 20
 MAX_NUM_TOKENS = 2**31 - 1
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """The first field that is wrong, "a.b" within others, and what is said of it."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
 
 
 def _number(value: Any) -> Any:

@@ -33,6 +33,19 @@ def as_options(continuations: Any) -> tuple[bool, list[Any]]:
     return True, items
 
 
+def one_each(texts: Any, count: int) -> list[Any]:
+    """A text or list of ids for each of `count` branches: one for all is given to each.
+
+    Raises:
+        InvalidRequestError: as many texts as branches are needed.
+    """
+    many, each = as_options(texts)
+    each = each if many else each * count
+    if len(each) != count:
+        raise InvalidRequestError(f"{len(each)} texts for {count} branches: give one, or one each")
+    return each
+
+
 def score(
     branches: Sequence[Branch], options: Sequence[Any], given: Any
 ) -> list[Handle[list[Score]]]:

@@ -77,9 +77,10 @@ def main(argv: Sequence[str]) -> int:
 def _first_problem(error: ValueError) -> str:
     from pydantic import ValidationError
 
+    from cotrt.params import first_problem
+
     assert isinstance(error, ValidationError)
-    first = error.errors(include_url=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+    return ": ".join(first_problem(error))
 
 
 def entry() -> None:

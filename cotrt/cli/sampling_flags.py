@@ -36,15 +36,14 @@ def check_sampling(options: argparse.Namespace) -> None:
     from pydantic import ValidationError
 
     from cotrt.errors import InvalidRequestError
-    from cotrt.params import SamplingParams
+    from cotrt.params import SamplingParams, first_problem
 
     try:
         SamplingParams(**_given(options))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        name = str(first["loc"][0])
+        where, text = first_problem(error)
+        name = where.partition(".")[0]
         flag = "sampling-seed" if name == "seed" else name.replace("_", "-")
-        text = first["msg"].removeprefix("Value error, ")
         raise InvalidRequestError(f"--{flag}: {text}") from None
 
 

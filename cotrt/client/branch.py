@@ -44,9 +44,9 @@ class RemoteBranch:
 
     def fork(self, n: int = 1, *, at: int | None = None) -> RemoteBranches:
         """`n` children that share all KV. Errors are those of `Branch.fork`."""
-        found = self._post("fork", {"n": n, "at": at})["data"]
         from cotrt.client.branches import RemoteBranches
 
+        found = self._post("fork", {"n": n, "at": at})["data"]
         return RemoteBranches(self._client, [RemoteBranch(self._client, each) for each in found])
 
     def extend(self, text_or_ids: Continuation, *, special: bool = True) -> RemoteBranch:
@@ -98,9 +98,7 @@ class RemoteBranch:
 
         def work(link: Callable[[Any], None]) -> Any:
             found = self._client._call("POST", self._path("score"), body, link)
-            return (
-                [score_of(each) for each in found["data"]] if "data" in found else score_of(found)
-            )
+            return list(map(score_of, found["data"])) if "data" in found else score_of(found)
 
         return RemoteHandle(work)
 

@@ -78,15 +78,9 @@ class RemoteBranches(Sequence[RemoteBranch]):
             text_or_ids: one text or list of ids for all, or a list with one each.
             special: as in `Branch.extend`.
         """
-        from cotrt.score import as_options
+        from cotrt.score import one_each
 
-        many, each = as_options(text_or_ids)
-        each = each if many else each * len(self)
-        if len(each) != len(self):
-            raise InvalidRequestError(
-                f"{len(each)} texts for {len(self)} branches: give one, or one each"
-            )
-        for branch, text in zip(self._branches, each):
+        for branch, text in zip(self._branches, one_each(text_or_ids, len(self))):
             branch.extend(text, special=special)
         return self
 

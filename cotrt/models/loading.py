@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ..errors import InvalidRequestError, ModelLoadError
-from ..params import SamplingParams
+from ..params import SamplingParams, first_problem
 from . import hub
 from .config import ModelConfig, read_json
 from .progress import ProgressBar
@@ -320,10 +320,8 @@ def _check_defaults(defaults: dict[str, Any], folder: Path) -> None:
     try:
         SamplingParams(**defaults)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        name = str(first["loc"][0])
+        where, text = first_problem(error)
         raise ModelLoadError(
-            f"{folder / 'generation_config.json'}: {name}: "
-            f"{first['msg'].removeprefix('Value error, ')}; correct it there, or take no defaults "
-            'from the model: generation_config="vllm"'
+            f"{folder / 'generation_config.json'}: {where.partition('.')[0]}: {text}; correct it "
+            'there, or take no defaults from the model: generation_config="vllm"'
         ) from error

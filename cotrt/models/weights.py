@@ -28,8 +28,8 @@ logger = logging.getLogger("cotrt")
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-# Recomputed from the config: old checkpoints carry them.
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+# Recomputed from the config: old checkpoints carry them.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 
 

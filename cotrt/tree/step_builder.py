@@ -23,7 +23,6 @@ class StepBuilder:
 
     def __init__(self, tree: KVTree, max_tokens: int, max_scored_rows: int) -> None:
         self._tree = tree
-        tree.uncopied = {}
         self.tokens_left = max_tokens
         self._scored_left = max_scored_rows
         self.entries: list[Entry] = []

@@ -15,6 +15,7 @@ from engine_rig import Rig
 from logged_model import probs
 from path_kv import path_records
 
+from cotrt.branch import Branch
 from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.errors import InvalidRequestError
@@ -184,31 +185,42 @@ def test_what_a_sibling_reads_stays(make: Made) -> None:
     assert rig.metrics["stored_blocks"] > 0 and rig.metrics["preemptions"] == 0
 
 
+def _computed(rig: Rig, *prompts: list[int]) -> list[Branch]:
+    """Idle branches of these prompts, each used after the one before."""
+    branches = [rig.root(prompt) for prompt in prompts]
+    for branch in branches:
+        rig.start(branch, max_tokens=1, ignore_eos=True)
+        rig.run()
+    return branches
+
+
+def _crowd(rig: Rig, num_tokens: int) -> None:
+    """Another's prompt of so many tokens takes room in the pool."""
+    rig.start(rig.root([3] * num_tokens), max_tokens=4, ignore_eos=True)
+    rig.run()
+
+
+def _location(rig: Rig, branch: Branch) -> str:
+    return branch_kv(rig.engine, branch._seq).location
+
+
 def test_a_lease_is_given_up_last(make: Made) -> None:
     rig = make("host", num_blocks=12)
-    kept, other = rig.root([1] * 20), rig.root([2] * 20)
-    for branch in (kept, other):
-        rig.start(branch, max_tokens=1, ignore_eos=True)
-    rig.run()
+    kept, other = _computed(rig, [1] * 20, [2] * 20)
     kept.keep(1000)
-    rig.start(rig.root([3] * 60), max_tokens=4, ignore_eos=True)
-    rig.run()
-    assert branch_kv(rig.engine, kept._seq).location == "device"
-    assert branch_kv(rig.engine, other._seq).location == "host"
+    _crowd(rig, 60)
+    assert _location(rig, kept) == "device"
+    assert _location(rig, other) == "host"
 
 
 def test_a_lease_counts_for_more_than_blocks_held_alone(make: Made) -> None:
     rig = make("host", num_blocks=12)
-    root, kept = rig.root([1] * 20), rig.root([2] * 20)
-    for branch in (root, kept):
-        rig.start(branch, max_tokens=1, ignore_eos=True)
-    rig.run()
+    root, kept = _computed(rig, [1] * 20, [2] * 20)
     forks = root.fork(2)  # nobody holds a block of these alone
     kept.keep(1000)
-    rig.start(rig.root([3] * 60), max_tokens=4, ignore_eos=True)
-    rig.run()
-    assert branch_kv(rig.engine, kept._seq).location == "device"
-    assert [branch_kv(rig.engine, b._seq).location for b in (root, *forks)] == ["host"] * 3
+    _crowd(rig, 60)
+    assert _location(rig, kept) == "device"
+    assert [_location(rig, b) for b in (root, *forks)] == ["host"] * 3
 
 
 def test_leases_that_have_outgrown_their_share_count_oldest_first(make: Made) -> None:
@@ -221,24 +233,19 @@ def test_leases_that_have_outgrown_their_share_count_oldest_first(make: Made) ->
         rig.run()
     with pytest.raises(InvalidRequestError, match="10 blocks would be kept in all, the limit is 6"):
         second.keep(2000)
-    rig.start(rig.root([3] * 40), max_tokens=4, ignore_eos=True)
-    rig.run()
-    assert branch_kv(rig.engine, first._seq).location == "device"
-    assert branch_kv(rig.engine, second._seq).location == "host"
+    _crowd(rig, 40)
+    assert _location(rig, first) == "device"
+    assert _location(rig, second) == "host"
 
 
 def test_a_score_is_a_use(make: Made) -> None:
     rig = make("host", num_blocks=10)
-    scored, other = rig.root([1] * 20), rig.root([2] * 20)
-    for branch in (scored, other):
-        rig.start(branch, max_tokens=1, ignore_eos=True)
-        rig.run()
+    scored, other = _computed(rig, [1] * 20, [2] * 20)
     scored.score([1, 2])
     rig.run()
-    rig.start(rig.root([3] * 40), max_tokens=4, ignore_eos=True)
-    rig.run()
-    assert branch_kv(rig.engine, scored._seq).location == "device"
-    assert branch_kv(rig.engine, other._seq).location == "host"
+    _crowd(rig, 40)
+    assert _location(rig, scored) == "device"
+    assert _location(rig, other) == "host"
 
 
 def test_a_step_may_consist_of_loads_alone_and_loads_have_a_budget(make: Made) -> None:
