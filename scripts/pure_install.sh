@@ -11,7 +11,9 @@ trap 'rm -rf "$work"' EXIT
 COTRT_PURE=1 "$python" -m pip install -q --disable-pip-version-check --no-deps \
     --target "$work/site" "$root"
 mkdir "$work/tests"
-cp -r "$root/tests/conftest.py" "$root/tests/kernels" "$root/tests/sampling" "$work/tests/"
+for part in conftest.py isolation kernels sampling; do
+    cp -r "$root/tests/$part" "$work/tests/"
+done
 cp "$root/pyproject.toml" "$work/"
 unset COTRT_EXPECT_NATIVE
 # Without `site` no editable install of this checkout comes before the folder.

@@ -12,7 +12,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tests"
 cp -r "$root/cotrt" "$root/pyproject.toml" "$root/CMakeLists.txt" "$work/"
-cp -r "$root/tests/kernels" "$work/tests/"
+for part in conftest.py isolation kernels; do
+    cp -r "$root/tests/$part" "$work/tests/"
+done
+mkdir "$work/tests/models"
+cp "$root/tests/models/test_decoder_stack.py" "$work/tests/models/"
 rm -f "$work"/cotrt/kernels/cpu/_native*.so
 
 cmake -S "$work" -B "$work/build" -DPython_EXECUTABLE="$python" -DCOTRT_SANITIZE=ON >"$work/log"

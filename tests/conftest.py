@@ -23,6 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # here: any test imports the helpers of its own room, or of another, by their bare names.
 sys.path += sorted({str(path.parent) for path in (ROOT / "tests").glob("*/**/*.py")} - {*sys.path})
 
+from isolation import pytest_runtest_makereport  # noqa: E402
+
+__all__ = ["pytest_runtest_makereport"]  # a hook of every test
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from isolation import shared_fixture
 
 # Helpers of other rooms: small checkpoints and tokenizers.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
@@ -16,7 +17,7 @@ from api_helpers import RIG_CHAIN, make_rig
 from cotrt import LLM
 
 
-@pytest.fixture(scope="session")
+@shared_fixture("session")
 def smol() -> Iterator[LLM]:
     """The starter model in float32."""
     with LLM("smollm2-135m", dtype="float32", kv_cache_memory_bytes=1 << 28) as llm:
@@ -29,7 +30,7 @@ def rig_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_rig(tmp_path_factory.mktemp("rig"), RIG_CHAIN)
 
 
-@pytest.fixture(scope="session")
+@shared_fixture("session")
 def rig(rig_folder: Path) -> Iterator[LLM]:
     with LLM(rig_folder, dtype="float32", kv_cache_memory_bytes=1 << 26) as llm:
         yield llm

@@ -8,6 +8,7 @@ import string
 import numpy as np
 import pytest
 from api_helpers import COLON, letters, make_rig, run_program, scripted
+from isolation import shared_fixture
 
 from cotrt import LLM, SamplingParams
 
@@ -61,7 +62,7 @@ P = {10: 0.4, 11: 0.3, 12: 0.2, 13: 0.1}
 EQUAL = {20: 0.5, 21: 0.5}
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def dice(tmp_path_factory):
     """After ``:`` the four ids of P; after id 60 two equal ones."""
     folder = make_rig(tmp_path_factory.mktemp("dice"), [], probs={COLON: P, 60: EQUAL})

@@ -15,6 +15,7 @@ from api_helpers import (
     make_rig,
     put_bos_first,
 )
+from isolation import shared_fixture
 
 from cotrt import LLM, SamplingParams
 
@@ -176,7 +177,7 @@ def test_one_bos_in_chats_and_texts_none_in_ids_and_none_in_the_middle(bos_folde
         assert llm.branch("x").score(" y", given=" z").result().token_ids.count(1) == 0
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def endless(tmp_path_factory):
     """A rig that never stops, with a context of 128."""
     loop = [COLON, *ABCDEFGHIJ]

@@ -6,21 +6,23 @@ import contextlib
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 
 import pytest
+from isolation import shared_fixture
 
 from cotrt import LLM, BeamSearchParams, CotrtError
 from cotrt.testing import ScriptedModel
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
+@shared_fixture()
+def llm() -> Iterator[LLM]:
     model = ScriptedModel(
         lambda ids: {97 + len(ids) % 20: 2.0, 98: 1.0}, vocab_size=128, eos_token_id=0
     )
-    return LLM(model)
+    with LLM(model) as made:
+        yield made
 
 
 def generate(llm: LLM) -> None:

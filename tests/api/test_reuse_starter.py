@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from api_helpers import COLON, END, make_rig
+from isolation import shared_fixture
 
 from cotrt import LLM, RequestOutput, SamplingParams
 
@@ -17,7 +18,7 @@ TEXT = (
 )
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def cold() -> Iterator[LLM]:
     """The starter model without a prefix cache."""
     with LLM(

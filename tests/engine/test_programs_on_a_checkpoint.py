@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from isolation import shared_fixture
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
 from checkpoints import make_model, save
@@ -47,7 +48,7 @@ class _Bytes:
         return "".join(chr(i) for i in ids)
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def scratch(folder: Path) -> Iterator[LLM]:
     """A large engine that finds nothing of earlier prompts."""
     with open_llm(folder, 1 << 14, enable_prefix_caching=False) as llm:

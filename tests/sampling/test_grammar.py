@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
+from isolation import shared_fixture
 
 import cotrt
 from cotrt import LLM, SamplingParams, StructuredOutputs
@@ -31,7 +32,7 @@ def noise(ids: Sequence[int]) -> Mapping[int, float]:
     return {**weights, 32: 0.01, 10: 0.01, EOS: 0.5}
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def llm() -> Iterator[LLM]:
     model = ScriptedModel(noise, vocab_size=130, eos_token_id=EOS)
     with LLM(model, kv_cache_memory_bytes=1 << 17) as made:

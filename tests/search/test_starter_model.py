@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from isolation import shared_fixture
 from search_helpers import add
 from starter import starter_llm
 
@@ -18,7 +19,7 @@ MESSAGES = [{"role": "user", "content": "What is 17 + 25? Explain in short steps
 STEP = SamplingParams(temperature=0.9, max_tokens=24)
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def llm() -> Iterator[LLM]:
     with starter_llm() as llm:
         yield llm

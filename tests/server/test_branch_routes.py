@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
 import pytest
+from isolation import shared_fixture
 from server_rig import Rig, counting, letters, running, scripted, slowly
 
 import cotrt
@@ -15,7 +16,7 @@ from cotrt import SamplingParams
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def rig() -> Iterator[Rig]:
     with running(scripted(letters, model_len=512)) as made:
         yield made

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from isolation import shared_fixture
 from pydantic import ValidationError
 from server_rig import Rig, letters, running, scripted
 
@@ -18,7 +19,7 @@ import cotrt
 from cotrt import SamplingParams
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def rig() -> Iterator[Rig]:
     with running(scripted(letters)) as made:
         yield made

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from isolation import shared_fixture
 from server_rig import Rig, letters, running, scripted
 
 import cotrt
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def rig() -> Iterator[Rig]:
     with running(scripted(letters, kv_cache_memory_bytes=1 << 12)) as made:
         yield made

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
+from isolation import shared_fixture
 from server_rig import Rig, running, scripted
 
 from cotrt.server import guard
@@ -21,7 +22,7 @@ GUARDED = sorted({path for path in PATHS if path not in ("/", "/health")})
 ODD = ["//v1/models", "/V1/models", "/v1/models/", "/docs", "/health/", "//", "/%2e%2e/v1/models"]
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def rig() -> Iterator[Rig]:
     with running(scripted(), api_keys=("sk-other", KEY)) as made:
         yield made

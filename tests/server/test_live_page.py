@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
+from isolation import shared_fixture
 from server_rig import Rig, letters, running, scripted, slowly
 
 from cotrt.server.live_view import LiveView
@@ -16,14 +17,14 @@ from cotrt.server.live_view import LiveView
 WORDS = "the quick brown fox thinks step by step and then again "
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     made = Browser(tmp_path_factory.mktemp("profile"), width=1280, height=860)
     yield made
     made.close()
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def rig() -> Iterator[Rig]:
     llm = scripted(slowly(0.003, letters), kv_cache_memory_bytes=1 << 16, max_num_seqs=64)
     with running(llm, api_keys=("sk-live",)) as made:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from isolation import shared_fixture
 from server_rig import Rig, letters, replying, running, scripted
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -30,13 +31,13 @@ def client(rig: Rig, **options: object) -> openai.OpenAI:
     )
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def rig() -> Iterator[Rig]:
     with running(scripted(letters), served_model_names=("letters",)) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def hermes() -> Iterator[Rig]:
     text = f"<think>\nweather?\n</think>\n\nI look it up. {CALL}\n{CALL}"
     with running(scripted(replying(text))) as made:

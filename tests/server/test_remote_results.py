@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 
 import pytest
+from isolation import shared_fixture
 from server_rig import Rig, letters, running, scripted, slowly
 
 import cotrt
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def slow() -> Iterator[Rig]:
     with running(scripted(slowly(0.004, letters))) as made:
         yield made

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from isolation import shared_fixture
 from server_rig import Rig, counting, letters, running, scripted
 from what_is_kept import forget_peak, peak_bytes
 
@@ -17,7 +18,7 @@ from cotrt.models import chat_template
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def rig() -> Iterator[Rig]:
     with running(scripted(letters, model_len=128, max_num_seqs=64)) as made:
         yield made

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from isolation import shared_fixture
 from server_rig import EOS, Rig, running, scripted
 
 import cotrt
@@ -45,13 +46,13 @@ def noise(ids: Sequence[int]) -> Mapping[int, float]:
     return {**weights, 32: 0.01, 10: 0.01, EOS: 30.0}
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def rig() -> Iterator[Rig]:
     with running(scripted(noise, vocab_size=130, model_len=2048)) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def api(rig: Rig) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser
+from isolation import shared_fixture
 
 from cotrt.search import Node, SearchResult, SearchTree
 from cotrt.viewer import render_html, save_html
@@ -81,7 +82,7 @@ def large_tree(count: int = 2000) -> SearchTree:
     return tree
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def browser(tmp_path_factory) -> Iterator[Browser]:
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
