@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,20 @@ def engine_tables(llm: Any) -> dict[str, int]:
 def resident_bytes() -> int:
     """Bytes of this process that are in memory (Linux)."""
     return int((_PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_growth(work: Callable[[], None], *, enough: int) -> int:
+    """Bytes that resident memory grew by in a run of `work`, or in the median one of three.
+
+    What each run keeps is kept in all of them. What allocators take from the system, or a library
+    pages in, is not: a first run that grew by `enough` or more is one of three.
+    """
+    runs: list[int] = []
+    while len(runs) < (1 if not runs or runs[0] < enough else 3):
+        before = resident_bytes()
+        work()
+        runs.append(resident_bytes() - before)
+    return sorted(runs)[len(runs) // 2]
 
 
 def forget_peak() -> None:

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from isolation import shared_fixture
 from server_rig import Rig, counting, running, scripted, slowly
-from what_is_kept import engine_tables, grown, living, resident_bytes, table_lengths
+from what_is_kept import engine_tables, grown, living, resident_growth, table_lengths
 
 LONG = {"prompt": "abc", "max_tokens": 2000}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000}
 
 
-@pytest.fixture(scope="module")
+@shared_fixture()
 def rig() -> Iterator[Rig]:
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
     with running(scripted(slowly(0.004, counting), **options)) as made:
@@ -126,13 +127,17 @@ def test_dropping_a_stream_of_several_outputs_stops_all_of_them_again_and_again(
             return living(), {**engine_tables(rig.llm), **tables}
 
         drop(range(20))
-        (objects, tables), resident = kept(), resident_bytes()
-        drop(range(20, 100))
-        # The thread of the last request may still be on its way out.
-        rig.wait_until(lambda: not grown(kept()[0], objects, 80))
-        assert not grown(kept()[1], tables, 80)
+
+        def leaves_nothing() -> None:
+            objects, tables = kept()
+            drop(range(20, 100))
+            # The thread of the last request may still be on its way out.
+            rig.wait_until(lambda: not grown(kept()[0], objects, 80))
+            assert not grown(kept()[1], tables, 80)
+
         # 64 KB kept of each round would be 5 MiB.
-        assert resident_bytes() - resident < 4 << 20
+        most = 4 << 20
+        assert resident_growth(leaves_nothing, enough=most) < most
         assert rig.llm.memory().in_use == 0
         assert rig.post("/v1/completions", {"prompt": "a", "max_tokens": 1})["choices"]
 
