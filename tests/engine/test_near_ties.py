@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "search"))
-from starter import starter_llm
+from starter import NEAR_TIE, least_equal, starter_llm
 
 from cotrt import SamplingParams
 
-# Nats between the two likeliest tokens. Rounding in bfloat16 moves a logit by some hundredths.
-NEAR = 0.1
-
+NUM_TOKENS = 40
 QUESTIONS = [
     "What is the capital of France?",
     "Tell me a joke about a cat.",
@@ -29,7 +27,7 @@ QUESTIONS = [
 
 
 def answers(llm: Any, prompts: list[list[int]], together: bool) -> list[Any]:
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=2)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
     batches = [prompts] if together else [[p] for p in prompts]
     outs = [out for batch in batches for out in llm.generate(batch, params, use_tqdm=False)]
     return [out.outputs[0] for out in outs]
@@ -55,8 +53,8 @@ def test_texts_part_at_near_ties_only(options: dict[str, Any]) -> None:
         equal += not parts
         if parts:
             best, second = sorted(e.logprob for e in one.logprobs[parts[0]].values())[-1:-3:-1]
-            assert best - second < NEAR, (parts[0], best, second)
-    assert equal >= len(prompts) // 2
+            assert best - second < NEAR_TIE, (parts[0], best, second)
+    assert equal >= least_equal(len(prompts), NUM_TOKENS)
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from isolation import shared_fixture
 from search_helpers import add
-from starter import starter_llm
+from starter import assert_apart_by_rounding, starter_llm
 
 from cotrt import LLM, SamplingParams, search
 from cotrt.search import SearchResult
@@ -39,7 +40,8 @@ def check(result: SearchResult, llm: LLM, generated: int) -> None:
         shown = llm.tokenizer.decode(candidate.token_ids, skip_special_tokens=True)
         assert candidate.text == shown.removesuffix("�")
         [score] = root.score([candidate.token_ids]).result()
-        assert abs(score.total - candidate.logprob) < 1e-2 * len(candidate.token_ids)
+        assert_apart_by_rounding(score.logprobs, candidate.logprobs)
+        assert math.isclose(candidate.logprob, sum(candidate.logprobs))
     root.prune()
     assert llm.memory().in_use == 0
 
