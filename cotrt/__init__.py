@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from cotrt.handle import Generation, Generations, Handle
     from cotrt.llm import LLM
+    from cotrt.options.sampling import BeamSearchParams, SamplingParams, StructuredOutputs
     from cotrt.outputs import (
         BeamSearchOutput,
         BeamSequence,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         RequestOutput,
         Score,
     )
-    from cotrt.params import BeamSearchParams, SamplingParams, StructuredOutputs
     from cotrt.sampling.logprobs import Logprob
     from cotrt.search.run import run
 
@@ -124,7 +124,7 @@ _HOMES = {
         "RequestOutput",
         "Score",
     ),
-    "cotrt.params": ("BeamSearchParams", "SamplingParams", "StructuredOutputs"),
+    "cotrt.options.sampling": ("BeamSearchParams", "SamplingParams", "StructuredOutputs"),
     "cotrt.sampling.logprobs": ("Logprob",),
     "cotrt.search.run": ("run",),
 }

@@ -16,8 +16,8 @@ import numpy as np
 from cotrt.engine.ranking import Ranking, RankState
 from cotrt.errors import CotrtError, EngineDeadError, InvalidRequestError, KVCacheExhaustedError
 from cotrt.handle import fresh, warn_inside_loop
+from cotrt.options.sampling import BeamSearchParams, SamplingParams
 from cotrt.outputs import BeamSearchOutput, BeamSequence
-from cotrt.params import BeamSearchParams, SamplingParams
 from cotrt.submission import as_prompts, named
 
 if TYPE_CHECKING:

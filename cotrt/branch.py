@@ -12,9 +12,9 @@ from cotrt.branches import Branches, Continuation, generate
 from cotrt.engine.state import TokenSequence
 from cotrt.errors import BranchPrunedError, InvalidRequestError
 from cotrt.handle import Generation, Handle, joined
+from cotrt.options.numbers import plain_float, plain_int
+from cotrt.options.sampling import SamplingParams
 from cotrt.outputs import BranchKV, Choice, Score
-from cotrt.params import SamplingParams
-from cotrt.plain_numbers import plain_float, plain_int
 
 if TYPE_CHECKING:
     from cotrt.runtime import Runtime

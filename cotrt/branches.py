@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from cotrt.engine.state import GenerationState
 from cotrt.errors import InvalidRequestError
 from cotrt.handle import Generation, Generations, Handle, gather, joined
+from cotrt.options.sampling import SamplingParams
 from cotrt.outputs import Choice
-from cotrt.params import SamplingParams
 from cotrt.sampling.seeds import normalize_seed, output_seed
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cotrt.branch import Branch
 from cotrt.errors import BranchBusyError, InvalidRequestError
 from cotrt.handle import Generation
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.runtime import Runtime, half_pairs_refused
 
 if TYPE_CHECKING:

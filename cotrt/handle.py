@@ -15,8 +15,8 @@ import anyio.lowlevel
 from cotrt.engine.promise import Promise, in_running_loop, sleep_at_exit
 from cotrt.engine.state import GenerationState
 from cotrt.errors import BranchPrunedError, InvalidRequestError, NumericsError
+from cotrt.options.numbers import plain_float
 from cotrt.outputs import Chunk, CompletionOutput
-from cotrt.plain_numbers import plain_float
 
 if TYPE_CHECKING:
     from cotrt.runtime import Runtime

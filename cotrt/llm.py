@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cotrt.branch import Branch
-from cotrt.config import EngineConfig
 from cotrt.engine.engine import Engine
 from cotrt.engine.record_stores import TierOptions
 from cotrt.errors import InvalidRequestError
+from cotrt.options.engine import EngineConfig
+from cotrt.options.pool_size import disk_tier_bytes, host_tier_bytes, size_pool
+from cotrt.options.sampling import BeamSearchParams, SamplingParams
 from cotrt.outputs import BeamSearchOutput, MemoryStats, RequestOutput
-from cotrt.params import BeamSearchParams, SamplingParams
-from cotrt.pool_size import disk_tier_bytes, host_tier_bytes, size_pool
 from cotrt.runtime import Runtime
 from cotrt.submission import ChatPrompt, Prompt, Submission, submit
 
@@ -39,8 +39,8 @@ class LLM:
             num_threads, seed, max_model_len, block_size, kv_cache_dtype, gpu_memory_utilization,
             kv_cache_memory_bytes, swap_space, disk_space, disk_dir, prefix_cache_dir,
             max_num_seqs, max_num_batched_tokens, enable_prefix_caching, attention_backend,
-            deterministic, enforce_eager, logprobs_mode: as `cotrt.config.EngineConfig` says of
-            each.
+            deterministic, enforce_eager, logprobs_mode: as `cotrt.options.engine.EngineConfig` says
+            of each.
 
     Raises:
         ModelLoadError: the model is missing, broken, gated or not supported.

@@ -16,9 +16,9 @@ from cotrt.errors import (
     KVCacheExhaustedError,
     PromptTooLongError,
 )
+from cotrt.options.numbers import plain_ints
+from cotrt.options.sampling import SamplingParams, StructuredOutputs
 from cotrt.outputs import CompletionOutput
-from cotrt.params import SamplingParams, StructuredOutputs
-from cotrt.plain_numbers import plain_ints
 from cotrt.sampling.seeds import normalize_seed
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cotrt.engine.state import ScoreState
 from cotrt.errors import InvalidRequestError
 from cotrt.handle import Handle, fresh, gather
+from cotrt.options.numbers import plain_ints
 from cotrt.outputs import Score
-from cotrt.plain_numbers import plain_ints
 
 if TYPE_CHECKING:
     from cotrt.branch import Branch

@@ -13,9 +13,9 @@ from cotrt.engine.promise import Promise
 from cotrt.engine.state import GenerationState
 from cotrt.errors import BranchPrunedError, CotrtError, InvalidRequestError
 from cotrt.handle import Generation, Handle, gather, several, warn_inside_loop
+from cotrt.options.numbers import plain_ints
+from cotrt.options.sampling import SamplingParams
 from cotrt.outputs import RequestMetrics, RequestOutput
-from cotrt.params import SamplingParams
-from cotrt.plain_numbers import plain_ints
 from cotrt.runtime import Runtime
 from cotrt.sampling.seeds import normalize_seed, output_seed
 

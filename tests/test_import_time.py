@@ -56,7 +56,8 @@ def test_params_and_errors_load_no_torch(repository: Path) -> None:
 
 def test_policy_rooms_load_no_torch(repository: Path) -> None:
     code = (
-        "import sys, pkgutil, importlib, cotrt.plan, cotrt.config, cotrt.pool_size, cotrt.tree\n"
+        "import sys, pkgutil, importlib, cotrt.plan, cotrt.options.engine, cotrt.tree\n"
+        "import cotrt.options.pool_size\n"
         "for found in pkgutil.walk_packages(cotrt.tree.__path__, 'cotrt.tree.'):\n"
         "    importlib.import_module(found.name)\n"
         "print('torch' in sys.modules)"

@@ -21,7 +21,7 @@ import numpy as np
 from cotrt.engine.engine import Engine
 from cotrt.engine.model_runner import ModelRunner, StepResult
 from cotrt.engine.state import GenerationState, TokenSequence
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.plan import KVShape, UInt8
 from cotrt.testing import CharTokenizer
 

@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 def _first_problem(error: ValueError) -> str:
     from pydantic import ValidationError
 
-    from cotrt.params import first_problem
+    from cotrt.options.sampling import first_problem
 
     assert isinstance(error, ValidationError)
     return ": ".join(first_problem(error))

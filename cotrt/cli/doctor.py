@@ -29,8 +29,8 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from cotrt import __version__
-    from cotrt.host_memory import available_bytes
     from cotrt.kernels import dispatch
+    from cotrt.options.host_memory import available_bytes
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     available = available_bytes()

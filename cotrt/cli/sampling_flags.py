@@ -36,7 +36,7 @@ def check_sampling(options: argparse.Namespace) -> None:
     from pydantic import ValidationError
 
     from cotrt.errors import InvalidRequestError
-    from cotrt.params import SamplingParams, first_problem
+    from cotrt.options.sampling import SamplingParams, first_problem
 
     try:
         SamplingParams(**_given(options))

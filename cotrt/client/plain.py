@@ -32,7 +32,7 @@ def plain_sampling(params: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
         pydantic.ValidationError: a bad value or an unknown field.
         InvalidRequestError: ``n`` is not 1, or `params` is something else.
     """
-    from cotrt.params import SamplingParams
+    from cotrt.options.sampling import SamplingParams
 
     if params is None:
         checked = SamplingParams(**overrides)

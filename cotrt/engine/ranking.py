@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.engine.promise import Promise
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.tree.sequence import Sequence as TokenSequence
 from cotrt.tree.work import Work
 

@@ -18,7 +18,7 @@ from cotrt.engine.engine import Engine
 from cotrt.engine.promise import Promise
 from cotrt.engine.saved_source import SavedSource
 from cotrt.errors import BranchPrunedError, SavedBranchError
-from cotrt.params import StructuredOutputs
+from cotrt.options.sampling import StructuredOutputs
 from cotrt.plan import UInt8
 from cotrt.saved.layout import Chunk, SavedBranch, chunks_of
 from cotrt.saved.writer import SavedWriter

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cotrt.engine.promise import Promise
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.tree.sequence import Sequence
 from cotrt.tree.work import Work
 

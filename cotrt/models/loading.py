@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ..errors import InvalidRequestError, ModelLoadError
-from ..params import SamplingParams, first_problem
+from ..options.sampling import SamplingParams, first_problem
 from . import hub
 from .config import ModelConfig, read_json
 from .progress import ProgressBar

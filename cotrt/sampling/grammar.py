@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.errors import InvalidRequestError
-from cotrt.params import StructuredOutputs
+from cotrt.options.sampling import StructuredOutputs
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 
 from .detokenizer import Detokenizer
 from .stop import StopChecker, StopMatch

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.errors import InvalidRequestError
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
     import torch

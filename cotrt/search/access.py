@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cotrt.branch import Branch
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 
 
 def tokenizer_of(branch: Branch) -> Any:

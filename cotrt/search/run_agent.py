@@ -11,7 +11,7 @@ import anyio
 from cotrt.branch import Branch
 from cotrt.errors import InvalidRequestError, KVCacheExhaustedError, PromptTooLongError
 from cotrt.llm import LLM
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import check_int
 from cotrt.search.events import OnEvent

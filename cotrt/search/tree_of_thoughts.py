@@ -9,7 +9,7 @@ from typing import Any, Literal
 from cotrt.branch import Branch
 from cotrt.errors import InvalidRequestError
 from cotrt.llm import LLM
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import as_score, call, call_each, check_int, check_one_of
 from cotrt.search.events import OnEvent

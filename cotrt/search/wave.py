@@ -11,7 +11,7 @@ import anyio
 
 from cotrt.branches import Branches
 from cotrt.errors import KVCacheExhaustedError, NumericsError, PromptTooLongError
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.search.node_text import ends_inside_stop, find_stop
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cotrt.params import MAX_LOGPROBS, MAX_NUM_TOKENS
+from cotrt.options.sampling import MAX_LOGPROBS, MAX_NUM_TOKENS
 from cotrt.server.chat_request import Message, Tool
 from cotrt.server.completions import Ids
 from cotrt.server.sampling_fields import NumTokens, RequestModel, Text, TokenId

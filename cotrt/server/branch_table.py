@@ -15,7 +15,7 @@ from cotrt.chat import _common_tokens
 from cotrt.errors import BranchBusyError, CotrtError
 from cotrt.handle import Generation
 from cotrt.llm import LLM
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.server.errors import ApiError
 from cotrt.server.options import ServerOptions
 

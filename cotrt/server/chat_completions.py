@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cotrt.handle import Generation
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.server.chat_request import ChatRequest
 from cotrt.server.chat_text import ChatText, message_of
 from cotrt.server.outputs import Piece, finish_reason, read_pieces

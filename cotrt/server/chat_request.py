@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from cotrt.params import MAX_LOGPROBS
+from cotrt.options.sampling import MAX_LOGPROBS
 from cotrt.server.errors import ApiError
 from cotrt.server.openai_fields import OpenAIFields
 from cotrt.server.options import ServerOptions

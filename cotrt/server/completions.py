@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cotrt.engine.state import GenerationState
-from cotrt.params import MAX_LOGPROBS, SamplingParams
+from cotrt.options.sampling import MAX_LOGPROBS, SamplingParams
 from cotrt.server.errors import ApiError
 from cotrt.server.openai_fields import OpenAIFields
 from cotrt.server.outputs import Piece, finish_reason, read_pieces, states_of

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cotrt.params import MAX_NUM_TOKENS
+from cotrt.options.sampling import MAX_NUM_TOKENS
 from cotrt.server.errors import ApiError
 from cotrt.server.options import ServerOptions
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from cotrt.errors import CotrtError
 from cotrt.llm import LLM
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.server.admission import Admission
 from cotrt.server.branch_table import BranchTable
 from cotrt.server.errors import ApiError

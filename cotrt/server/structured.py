@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cotrt.params import StructuredOutputs
+from cotrt.options.sampling import StructuredOutputs
 from cotrt.server.errors import ApiError
 from cotrt.server.sampling_fields import RequestModel, SamplingFields, Text
 

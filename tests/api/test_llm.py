@@ -38,7 +38,7 @@ def test_llm_names_every_option_of_the_engine_with_its_default():
     import dataclasses
     import inspect
 
-    from cotrt.config import EngineConfig
+    from cotrt.options.engine import EngineConfig
 
     named = {
         name: parameter.default

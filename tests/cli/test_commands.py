@@ -238,7 +238,7 @@ def test_flags_cover_every_option_of_the_engine() -> None:
     from dataclasses import fields
 
     from cotrt.cli.engine_flags import _FLAGS, _SWITCHES
-    from cotrt.config import EngineConfig
+    from cotrt.options.engine import EngineConfig
 
     assert {f.name for f in fields(EngineConfig)} - {"model"} == {*_FLAGS, *_SWITCHES}
 

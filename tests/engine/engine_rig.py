@@ -20,7 +20,7 @@ from cotrt.engine.engine import Engine
 from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.models.tokenizer import Tokenizer
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.runtime import Runtime
 from cotrt.stats import memory_stats, metrics
 

@@ -10,7 +10,7 @@ from shadows import MAX_LEN, PARAMS, picked
 from work_verbs import WorkVerbs
 
 from cotrt.errors import NumericsError
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 
 LONG = [params for params in PARAMS if (params.max_tokens or 0) >= 5]
 _PATIENCE = 24  # steps until something is made to fail

@@ -13,7 +13,7 @@ from late_device import LateRig, random_pace
 from shadows import PARAMS, Shadow, picked
 from tree_verbs import TreeVerbs
 
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 
 
 class LateVerbs(FailureVerbs, TreeVerbs):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from cotrt.branch import Branch
 from cotrt.engine.state import GenerationState
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 
 MAX_LEN = 120
 Item = TypeVar("Item")

@@ -7,7 +7,7 @@ import random
 import pytest
 from engine_rig import Rig, from_scratch
 
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.stats import memory_stats
 
 

@@ -20,7 +20,7 @@ from work_verbs import WorkVerbs
 
 from cotrt.engine.record_file import name_of
 from cotrt.engine.record_stores import TierOptions
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.tree.record_keys import next_key, root_key
 
 # Files of tests need not outlive them: in memory, where there is such a folder.

@@ -15,7 +15,7 @@ from cotrt.errors import (
     PromptTooLongError,
 )
 from cotrt.handle import Handle
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.sampling.seeds import child_seed, output_seed, root_seed
 from cotrt.submission import submit
 

@@ -10,7 +10,7 @@ import torch
 from sampling_helpers import make_batch
 
 from cotrt.kernels.cpu import support
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.sampling.processors import LogitsProcessor
 from cotrt.sampling.sampler import kernel_for, sample_batch
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sampling_helpers import ByteTokenizer, WordTokenizer
 
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.sampling.output_text import OutputText
 from cotrt.sampling.stop import StopMatch
 

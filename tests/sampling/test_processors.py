@@ -11,7 +11,7 @@ import torch
 from sampling_helpers import WordTokenizer, make_batch
 
 from cotrt.errors import InvalidRequestError
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.sampling.processors import LogitsProcessor, apply_processors
 from cotrt.sampling.sampler import sample_batch
 

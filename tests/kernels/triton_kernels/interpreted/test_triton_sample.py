@@ -11,7 +11,7 @@ from cotrt.kernels.reference.sample import Draws, sample_filtered, sample_plain
 from cotrt.kernels.triton import sample as module
 from cotrt.kernels.triton.penalties import apply_penalties
 from cotrt.kernels.triton.sample import sample
-from cotrt.params import SamplingParams
+from cotrt.options.sampling import SamplingParams
 from cotrt.sampling.noise import row_keys
 from cotrt.sampling.processors import LogitsProcessor, apply_processors
 

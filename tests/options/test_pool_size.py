@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import cotrt.pool_size
-from cotrt.config import EngineConfig
+import cotrt.options.pool_size
 from cotrt.errors import InvalidRequestError
-from cotrt.pool_size import GIB, PoolSize, size_pool
+from cotrt.options.engine import EngineConfig
+from cotrt.options.pool_size import GIB, PoolSize, size_pool
 
 TOKEN = 1000  # bytes of KV a token
 
@@ -36,13 +36,13 @@ def test_a_given_size_is_cut_to_whole_blocks() -> None:
 def test_default_is_the_smaller_of_4_gib_and_40_percent(
     monkeypatch: pytest.MonkeyPatch, available: int | None, expected: int
 ) -> None:
-    monkeypatch.setattr(cotrt.pool_size, "available_bytes", lambda: available)
+    monkeypatch.setattr(cotrt.options.pool_size, "available_bytes", lambda: available)
     made = size(token=20_000)
     assert made.num_blocks == expected // (16 * 20_000)
 
 
 def test_a_toy_model_does_not_get_millions_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cotrt.pool_size, "available_bytes", lambda: 100 * GIB)
+    monkeypatch.setattr(cotrt.options.pool_size, "available_bytes", lambda: 100 * GIB)
     assert size(token=8).num_blocks == 1 << 17
     assert size(token=8, kv_cache_memory_bytes=1 << 25).num_blocks == 1 << 18
 
@@ -128,21 +128,21 @@ def test_a_gpu_pool_leaves_room_for_steps_and_graphs(monkeypatch: pytest.MonkeyP
 def test_a_pool_beyond_the_machines_memory_is_refused_with_the_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cotrt.pool_size, "available_bytes", lambda: 3 * GIB)
-    monkeypatch.setattr(cotrt.pool_size, "total_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(cotrt.options.pool_size, "available_bytes", lambda: 3 * GIB)
+    monkeypatch.setattr(cotrt.options.pool_size, "total_bytes", lambda: 8 * GIB)
     for asked in (8 * GIB + 1, 10**11, 10**15):
         numbers = rf"{asked:,} bytes are more than the {8 * GIB:,} .*{3 * GIB:,} of them"
         with pytest.raises(InvalidRequestError, match=numbers):
             size(kv_cache_memory_bytes=asked)
-    monkeypatch.setattr(cotrt.pool_size, "total_bytes", lambda: None)
+    monkeypatch.setattr(cotrt.options.pool_size, "total_bytes", lambda: None)
     assert size(kv_cache_memory_bytes=10**11).num_blocks == 10**11 // (16 * TOKEN)
 
 
 def test_a_pool_beyond_what_is_free_now_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cotrt.pool_size, "available_bytes", lambda: GIB)
-    monkeypatch.setattr(cotrt.pool_size, "total_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(cotrt.options.pool_size, "available_bytes", lambda: GIB)
+    monkeypatch.setattr(cotrt.options.pool_size, "total_bytes", lambda: 8 * GIB)
     size(kv_cache_memory_bytes=GIB)
     assert "available now" not in caplog.text
     size(kv_cache_memory_bytes=2 * GIB)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cotrt.params import BeamSearchParams, SamplingParams, StructuredOutputs
+from cotrt.options.sampling import BeamSearchParams, SamplingParams, StructuredOutputs
 
 
 def refused(**fields: Any) -> str:

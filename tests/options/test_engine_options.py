@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotrt.config import EngineConfig
 from cotrt.errors import InvalidRequestError
+from cotrt.options.engine import EngineConfig
 
 
 def config(**options: Any) -> EngineConfig:

@@ -6,9 +6,9 @@ import logging
 import math
 from dataclasses import dataclass
 
-from cotrt.config import EngineConfig
 from cotrt.errors import InvalidRequestError
-from cotrt.host_memory import available_bytes, total_bytes
+from cotrt.options.engine import EngineConfig
+from cotrt.options.host_memory import available_bytes, total_bytes
 
 logger = logging.getLogger(__name__)
 

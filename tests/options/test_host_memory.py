@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cotrt.host_memory import available_bytes, total_bytes
+from cotrt.options.host_memory import available_bytes, total_bytes
 
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from cotrt.plain_numbers import plain_float, plain_int
+from cotrt.options.numbers import plain_float, plain_int
 
 if TYPE_CHECKING:
     from typing_extensions import Self
