@@ -19,9 +19,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cotrt.branch import Branch
-    from cotrt.branches import Branches
-    from cotrt.chat import Chat
     from cotrt.client.client import Client
     from cotrt.errors import (
         BranchBusyError,
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
         PromptTooLongError,
         SavedBranchError,
     )
-    from cotrt.handle import Generation, Generations, Handle
-    from cotrt.llm import LLM
     from cotrt.options.sampling import BeamSearchParams, SamplingParams, StructuredOutputs
     from cotrt.outputs import (
         BeamSearchOutput,
@@ -50,6 +45,11 @@ if TYPE_CHECKING:
         RequestOutput,
         Score,
     )
+    from cotrt.program.branch import Branch
+    from cotrt.program.branches import Branches
+    from cotrt.program.chat import Chat
+    from cotrt.program.handle import Generation, Generations, Handle
+    from cotrt.program.llm import LLM
     from cotrt.sampling.logprobs import Logprob
     from cotrt.search.run import run
 
@@ -94,9 +94,9 @@ __all__ = [
 
 # Where each public name lives. The imports above say the same to type checkers.
 _HOMES = {
-    "cotrt.branch": ("Branch",),
-    "cotrt.branches": ("Branches",),
-    "cotrt.chat": ("Chat",),
+    "cotrt.program.branch": ("Branch",),
+    "cotrt.program.branches": ("Branches",),
+    "cotrt.program.chat": ("Chat",),
     "cotrt.client.client": ("Client",),
     "cotrt.errors": (
         "BranchBusyError",
@@ -110,8 +110,8 @@ _HOMES = {
         "PromptTooLongError",
         "SavedBranchError",
     ),
-    "cotrt.handle": ("Generation", "Generations", "Handle"),
-    "cotrt.llm": ("LLM",),
+    "cotrt.program.handle": ("Generation", "Generations", "Handle"),
+    "cotrt.program.llm": ("LLM",),
     "cotrt.outputs": (
         "BeamSearchOutput",
         "BeamSequence",

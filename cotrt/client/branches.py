@@ -78,7 +78,7 @@ class RemoteBranches(Sequence[RemoteBranch]):
             text_or_ids: one text or list of ids for all, or a list with one each.
             special: as in `Branch.extend`.
         """
-        from cotrt.score import one_each
+        from cotrt.program.score import one_each
 
         for branch, text in zip(self._branches, one_each(text_or_ids, len(self))):
             branch.extend(text, special=special)

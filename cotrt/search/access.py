@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cotrt.branch import Branch
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.branch import Branch
 
 
 def tokenizer_of(branch: Branch) -> Any:
@@ -20,7 +20,7 @@ def default_params(branch: Branch) -> SamplingParams:
 
 def counters_of(branch: Branch) -> dict[str, int]:
     """``llm.metrics`` of the branch's LLM."""
-    from cotrt.stats import metrics
+    from cotrt.program.stats import metrics
 
     engine = branch._runtime.engine
     with engine.lock:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cotrt.branch import Branch
 from cotrt.errors import InvalidRequestError
-from cotrt.llm import LLM
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.branch import Branch
+from cotrt.program.llm import LLM
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import check_int
 from cotrt.search.events import OnEvent

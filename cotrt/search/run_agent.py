@@ -8,10 +8,10 @@ from typing import Any
 
 import anyio
 
-from cotrt.branch import Branch
 from cotrt.errors import InvalidRequestError, KVCacheExhaustedError, PromptTooLongError
-from cotrt.llm import LLM
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.branch import Branch
+from cotrt.program.llm import LLM
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import check_int
 from cotrt.search.events import OnEvent

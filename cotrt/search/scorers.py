@@ -6,8 +6,8 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
-from cotrt.branch import Branch
-from cotrt.llm import LLM
+from cotrt.program.branch import Branch
+from cotrt.program.llm import LLM
 from cotrt.search.tree import Node
 
 Scorer = Callable[[Node], Any]

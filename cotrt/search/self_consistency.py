@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from cotrt.branch import Branch
 from cotrt.errors import InvalidRequestError
-from cotrt.llm import LLM
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.branch import Branch
+from cotrt.program.llm import LLM
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import call, check_int, check_one_of
 from cotrt.search.events import OnEvent

@@ -12,10 +12,10 @@ from typing import Any
 
 import anyio
 
-from cotrt.branch import Branch
 from cotrt.errors import InvalidRequestError
-from cotrt.llm import LLM
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.branch import Branch
+from cotrt.program.llm import LLM
 from cotrt.sampling.seeds import normalize_seed, output_seed
 from cotrt.search.access import counters_of, default_params, tokenizer_of
 from cotrt.search.answers import Extractor, as_extractor, check_answer

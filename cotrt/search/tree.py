@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PrivateAttr,
 from cotrt.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from cotrt.branch import Branch
+    from cotrt.program.branch import Branch
 
 State = Literal["kept", "pruned", "finished", "cut"]
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from cotrt.branches import Branches
 from cotrt.errors import KVCacheExhaustedError, NumericsError, PromptTooLongError
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.branches import Branches
 from cotrt.search.node_text import ends_inside_stop, find_stop
 
 if TYPE_CHECKING:
-    from cotrt.handle import Generation
     from cotrt.outputs import CompletionOutput
+    from cotrt.program.handle import Generation
     from cotrt.search.session import Session
     from cotrt.search.tree import Node
 

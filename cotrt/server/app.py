@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cotrt.errors import BranchBusyError, BranchPrunedError
-from cotrt.llm import LLM
+from cotrt.program.llm import LLM
 from cotrt.server.errors import ApiError, to_api_error
 from cotrt.server.guard import Guard
 from cotrt.server.options import ServerOptions

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cotrt.branch import Branch
-from cotrt.chat import _common_tokens
 from cotrt.errors import BranchBusyError, CotrtError
-from cotrt.handle import Generation
-from cotrt.llm import LLM
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.branch import Branch
+from cotrt.program.chat import _common_tokens
+from cotrt.program.handle import Generation
+from cotrt.program.llm import LLM
 from cotrt.server.errors import ApiError
 from cotrt.server.options import ServerOptions
 

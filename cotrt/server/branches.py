@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cotrt.errors import BranchPrunedError, NumericsError
-from cotrt.handle import Handle
 from cotrt.outputs import Choice, CompletionOutput, Score
+from cotrt.program.handle import Handle
 from cotrt.server.branch_requests import (
     ChooseRequest,
     CreateRequest,

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cotrt.handle import Generation
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.handle import Generation
 from cotrt.server.chat_request import ChatRequest
 from cotrt.server.chat_text import ChatText, message_of
 from cotrt.server.outputs import Piece, finish_reason, read_pieces

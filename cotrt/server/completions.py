@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from cotrt.engine.state import GenerationState
 from cotrt.options.sampling import MAX_LOGPROBS, SamplingParams
+from cotrt.program.submission import Submission
 from cotrt.server.errors import ApiError
 from cotrt.server.openai_fields import OpenAIFields
 from cotrt.server.outputs import Piece, finish_reason, read_pieces, states_of
@@ -22,7 +23,6 @@ from cotrt.server.service import Service
 from cotrt.server.streaming import each_at_once
 from cotrt.server.token_logprobs import CompletionLogprobs, SampledTexts, Scores, TokenTexts
 from cotrt.server.wire import Emit, read_model
-from cotrt.submission import Submission
 
 DEFAULT_MAX_TOKENS = 16
 

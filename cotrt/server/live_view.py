@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cotrt.program.stats import metrics
 from cotrt.sampling.detokenizer import Detokenizer
-from cotrt.stats import metrics
 
 if TYPE_CHECKING:
     from cotrt.engine.engine import Engine

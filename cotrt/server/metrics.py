@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from cotrt.engine.state import GenerationState
-    from cotrt.llm import LLM
+    from cotrt.program.llm import LLM
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5, 5, 10, 30, 60)
 _NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)

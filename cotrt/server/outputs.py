@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from cotrt.engine.state import GenerationState
-from cotrt.handle import Generation
+from cotrt.program.handle import Generation
+from cotrt.program.submission import Submission
 from cotrt.sampling.logprobs import Logprob
 from cotrt.server.errors import ApiError
-from cotrt.submission import Submission
 
 
 @dataclass(slots=True)

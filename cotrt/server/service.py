@@ -11,14 +11,14 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from cotrt.errors import CotrtError
-from cotrt.llm import LLM
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.llm import LLM
+from cotrt.program.submission import Submission, submit
 from cotrt.server.admission import Admission
 from cotrt.server.branch_table import BranchTable
 from cotrt.server.errors import ApiError
 from cotrt.server.metrics import ServerMetrics
 from cotrt.server.options import ServerOptions
-from cotrt.submission import Submission, submit
 
 T = TypeVar("T")
 

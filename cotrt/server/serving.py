@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import uvicorn
 
-from cotrt.llm import LLM
+from cotrt.program.llm import LLM
 from cotrt.server.app import app_of
 from cotrt.server.listening import bind, cannot_listen
 from cotrt.server.options import ServerOptions

@@ -13,16 +13,16 @@ import numpy.typing as npt
 from logged_model import LoggedModel
 from path_kv import check_chains
 
-from cotrt import runtime as runtime_module
-from cotrt.branch import Branch
 from cotrt.engine.driver import Driver
 from cotrt.engine.engine import Engine
 from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.models.tokenizer import Tokenizer
 from cotrt.options.sampling import SamplingParams
-from cotrt.runtime import Runtime
-from cotrt.stats import memory_stats, metrics
+from cotrt.program import runtime as runtime_module
+from cotrt.program.branch import Branch
+from cotrt.program.runtime import Runtime
+from cotrt.program.stats import memory_stats, metrics
 
 
 class StillDriver(Driver):

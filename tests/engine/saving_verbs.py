@@ -20,7 +20,7 @@ from tier_verbs import TierVerbs
 from cotrt.engine import saving
 from cotrt.engine.promise import Promise
 from cotrt.errors import KVCacheExhaustedError, SavedBranchError
-from cotrt.saving import load, save
+from cotrt.program.branch_files import load, save
 
 
 @dataclass

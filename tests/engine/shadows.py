@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cotrt.branch import Branch
 from cotrt.engine.state import GenerationState
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.branch import Branch
 
 MAX_LEN = 120
 Item = TypeVar("Item")

@@ -85,7 +85,7 @@ def test_24_branches_in_a_third_of_their_room(
     # Whatever computing costs on a tiny model, what can be moved is.
     always = functools.partial(TierOptions, always="move")
     monkeypatch.setattr("cotrt.engine.record_stores.TierOptions", always)
-    monkeypatch.setattr("cotrt.llm.TierOptions", always, raising=False)
+    monkeypatch.setattr("cotrt.program.llm.TierOptions", always, raising=False)
     expected, large = run(folder, POOL, swap_space=0)
     assert large["recomputed_tokens"] == 0
     options: dict[str, Any] = {

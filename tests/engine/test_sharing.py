@@ -8,7 +8,7 @@ import pytest
 from engine_rig import Rig, from_scratch
 
 from cotrt.options.sampling import SamplingParams
-from cotrt.stats import memory_stats
+from cotrt.program.stats import memory_stats
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

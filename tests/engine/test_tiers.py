@@ -15,12 +15,12 @@ from engine_rig import Rig
 from logged_model import probs
 from path_kv import path_records
 
-from cotrt.branch import Branch
 from cotrt.engine.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.errors import InvalidRequestError
+from cotrt.program.branch import Branch
+from cotrt.program.stats import branch_kv, memory_stats
 from cotrt.saved.reader import SavedFile
-from cotrt.stats import branch_kv, memory_stats
 from cotrt.tree import tiers
 from cotrt.tree.memory_pressure import give_up
 from cotrt.tree.tiers import Tiers

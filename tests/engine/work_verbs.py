@@ -14,10 +14,10 @@ from cotrt.errors import (
     KVCacheExhaustedError,
     PromptTooLongError,
 )
-from cotrt.handle import Handle
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.handle import Handle
+from cotrt.program.submission import submit
 from cotrt.sampling.seeds import child_seed, output_seed, root_seed
-from cotrt.submission import submit
 
 
 class WorkVerbs(ProgramBase):

@@ -22,8 +22,8 @@ from cotrt.outputs import CompletionOutput
 from cotrt.sampling.seeds import normalize_seed
 
 if TYPE_CHECKING:
-    from cotrt.branch import Branch
     from cotrt.engine.text import StreamText
+    from cotrt.program.branch import Branch
     from cotrt.sampling.grammar import Grammar, GrammarCompiler, GrammarState
     from cotrt.sampling.logprobs import Logprob
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cotrt.branch import Branch
 from cotrt.errors import BranchBusyError, InvalidRequestError
-from cotrt.handle import Generation
 from cotrt.options.sampling import SamplingParams
-from cotrt.runtime import Runtime, half_pairs_refused
+from cotrt.program.branch import Branch
+from cotrt.program.handle import Generation
+from cotrt.program.runtime import Runtime, half_pairs_refused
 
 if TYPE_CHECKING:
     from cotrt.engine.state import Tail

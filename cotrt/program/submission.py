@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotrt.branch import Branch
 from cotrt.engine.promise import Promise
 from cotrt.engine.state import GenerationState
 from cotrt.errors import BranchPrunedError, CotrtError, InvalidRequestError
-from cotrt.handle import Generation, Handle, gather, several, warn_inside_loop
 from cotrt.options.numbers import plain_ints
 from cotrt.options.sampling import SamplingParams
 from cotrt.outputs import RequestMetrics, RequestOutput
-from cotrt.runtime import Runtime
+from cotrt.program.branch import Branch
+from cotrt.program.handle import Generation, Handle, gather, several, warn_inside_loop
+from cotrt.program.runtime import Runtime
 from cotrt.sampling.seeds import normalize_seed, output_seed
 
 _request_ids = itertools.count()

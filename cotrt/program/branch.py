@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from cotrt.branches import Branches, Continuation, generate
 from cotrt.engine.state import TokenSequence
 from cotrt.errors import BranchPrunedError, InvalidRequestError
-from cotrt.handle import Generation, Handle, joined
 from cotrt.options.numbers import plain_float, plain_int
 from cotrt.options.sampling import SamplingParams
 from cotrt.outputs import BranchKV, Choice, Score
+from cotrt.program.branches import Branches, Continuation, generate
+from cotrt.program.handle import Generation, Handle, joined
 
 if TYPE_CHECKING:
-    from cotrt.runtime import Runtime
+    from cotrt.program.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -176,7 +176,7 @@ class Branch:
             BranchPrunedError: the branch was pruned or closed, or is pruned meanwhile.
             EngineDeadError: the engine has stopped.
         """
-        from cotrt.saving import save
+        from cotrt.program.branch_files import save
 
         save(self, path, subtree=subtree)
 
@@ -245,7 +245,7 @@ class Branch:
             BranchPrunedError: the branch was pruned or closed.
             EngineDeadError: the engine has stopped.
         """
-        from cotrt.score import as_options, score
+        from cotrt.program.score import as_options, score
 
         many, options = as_options(continuations)
         scores = score([self], options, given)[0]
@@ -274,7 +274,7 @@ class Branch:
             BranchPrunedError: the branch was pruned or closed.
             EngineDeadError: the engine has stopped.
         """
-        from cotrt.choose import choose
+        from cotrt.program.choose import choose
 
         return choose([self], options, given, normalize)[0]
 
@@ -373,7 +373,7 @@ class Branch:
     @property
     def kv(self) -> BranchKV:
         """Where its KV is now."""
-        from cotrt.stats import branch_kv
+        from cotrt.program.stats import branch_kv
 
         return self._read(lambda seq: branch_kv(self._runtime.engine, seq))
 

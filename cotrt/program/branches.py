@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cotrt.engine.state import GenerationState
 from cotrt.errors import InvalidRequestError
-from cotrt.handle import Generation, Generations, Handle, gather, joined
 from cotrt.options.sampling import SamplingParams
 from cotrt.outputs import Choice
+from cotrt.program.handle import Generation, Generations, Handle, gather, joined
 from cotrt.sampling.seeds import normalize_seed, output_seed
 
 if TYPE_CHECKING:
-    from cotrt.branch import Branch
-    from cotrt.runtime import Runtime
+    from cotrt.program.branch import Branch
+    from cotrt.program.runtime import Runtime
 
 Continuation = str | Sequence[int]
 
@@ -30,7 +30,7 @@ class Branches(Sequence["Branch"]):
     """
 
     def __init__(self, branches: Iterable[Branch] = ()) -> None:
-        from cotrt.branch import Branch
+        from cotrt.program.branch import Branch
 
         if not hasattr(branches, "__iter__"):
             raise InvalidRequestError(
@@ -78,7 +78,7 @@ class Branches(Sequence["Branch"]):
 
     def score(self, continuations: Any, *, given: Continuation = "") -> Handle[list[Any]]:
         """`Branch.score` on each: a handle of one `Score` (or list of them) a branch."""
-        from cotrt.score import as_options, score
+        from cotrt.program.score import as_options, score
 
         many, options = as_options(continuations)
         handles = score(self._branches, options, given)
@@ -96,7 +96,7 @@ class Branches(Sequence["Branch"]):
         normalize: Literal["mean", "sum"] = "mean",
     ) -> Handle[list[Choice]]:
         """`Branch.choose` on each, in one batch."""
-        from cotrt.choose import choose
+        from cotrt.program.choose import choose
 
         handles = choose(self._branches, options, given, normalize)
         runtime = _runtime_of(self._branches)
@@ -114,7 +114,7 @@ class Branches(Sequence["Branch"]):
         Raises:
             InvalidRequestError: not as many texts as branches, and as `Branch.extend`.
         """
-        from cotrt.score import one_each
+        from cotrt.program.score import one_each
 
         each = one_each(text_or_ids, len(self))
         runtime = _runtime_of(self._branches)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from cotrt.engine.state import ScoreState
 from cotrt.errors import InvalidRequestError
-from cotrt.handle import Handle, fresh, gather
 from cotrt.options.numbers import plain_ints
 from cotrt.outputs import Score
+from cotrt.program.handle import Handle, fresh, gather
 
 if TYPE_CHECKING:
-    from cotrt.branch import Branch
-    from cotrt.runtime import Runtime
+    from cotrt.program.branch import Branch
+    from cotrt.program.runtime import Runtime
 
 
 def as_options(continuations: Any) -> tuple[bool, list[Any]]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cotrt.branch import Branch
 from cotrt.engine.engine import Engine
 from cotrt.engine.record_stores import TierOptions
 from cotrt.errors import InvalidRequestError
@@ -15,12 +14,13 @@ from cotrt.options.engine import EngineConfig
 from cotrt.options.pool_size import disk_tier_bytes, host_tier_bytes, size_pool
 from cotrt.options.sampling import BeamSearchParams, SamplingParams
 from cotrt.outputs import BeamSearchOutput, MemoryStats, RequestOutput
-from cotrt.runtime import Runtime
-from cotrt.submission import ChatPrompt, Prompt, Submission, submit
+from cotrt.program.branch import Branch
+from cotrt.program.runtime import Runtime
+from cotrt.program.submission import ChatPrompt, Prompt, Submission, submit
 
 if TYPE_CHECKING:
-    from cotrt.chat import Chat
     from cotrt.engine.model import StepModel
+    from cotrt.program.chat import Chat
 
 Message = Mapping[str, Any]
 
@@ -235,7 +235,7 @@ class LLM:
         Raises:
             InvalidRequestError: the model has no chat template and none is given.
         """
-        from cotrt.chat import Chat
+        from cotrt.program.chat import Chat
 
         return Chat(self._runtime, system=system, tools=tools, chat_template=chat_template)
 
@@ -252,7 +252,7 @@ class LLM:
             InvalidRequestError, PromptTooLongError, KVCacheExhaustedError: a bad prompt.
             EngineDeadError: the engine has stopped.
         """
-        from cotrt.beam_search import beam_search
+        from cotrt.program.beam_search import beam_search
 
         return beam_search(self._runtime, prompts, params)
 
@@ -307,7 +307,7 @@ class LLM:
             InvalidRequestError: a bad path or `kv`.
             EngineDeadError: the engine has stopped.
         """
-        from cotrt.saving import load
+        from cotrt.program.branch_files import load
 
         return load(self._runtime, path, kv)
 
@@ -319,7 +319,7 @@ class LLM:
         Raises:
             EngineDeadError: the engine has stopped.
         """
-        from cotrt.stats import memory_stats
+        from cotrt.program.stats import memory_stats
 
         runtime = self._runtime
         runtime.check()
@@ -346,7 +346,7 @@ class LLM:
         Raises:
             EngineDeadError: the process was forked.
         """
-        from cotrt.stats import metrics
+        from cotrt.program.stats import metrics
 
         runtime = self._runtime
         runtime.check_process()

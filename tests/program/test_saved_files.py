@@ -21,8 +21,8 @@ from cotrt import (
     PromptTooLongError,
     SavedBranchError,
 )
-from cotrt import handle as handle_module
 from cotrt.plan import KVShape
+from cotrt.program import handle as handle_module
 from cotrt.testing import ScriptedModel
 
 

@@ -19,7 +19,7 @@ from cotrt.options.numbers import plain_float
 from cotrt.outputs import Chunk, CompletionOutput
 
 if TYPE_CHECKING:
-    from cotrt.runtime import Runtime
+    from cotrt.program.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 

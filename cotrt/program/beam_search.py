@@ -15,14 +15,14 @@ import numpy as np
 
 from cotrt.engine.ranking import Ranking, RankState
 from cotrt.errors import CotrtError, EngineDeadError, InvalidRequestError, KVCacheExhaustedError
-from cotrt.handle import fresh, warn_inside_loop
 from cotrt.options.sampling import BeamSearchParams, SamplingParams
 from cotrt.outputs import BeamSearchOutput, BeamSequence
-from cotrt.submission import as_prompts, named
+from cotrt.program.handle import fresh, warn_inside_loop
+from cotrt.program.submission import as_prompts, named
 
 if TYPE_CHECKING:
     from cotrt.engine.state import TokenSequence
-    from cotrt.runtime import Runtime
+    from cotrt.program.runtime import Runtime
 
 
 def beam_search(runtime: Runtime, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -76,7 +76,7 @@ def _release(runtime: Runtime, searches: Iterable[_Search]) -> None:
 
 
 def _checked(runtime: Runtime, index: int, prompt: Any, params: BeamSearchParams) -> _Search:
-    from cotrt.branch import Branch
+    from cotrt.program.branch import Branch
 
     try:
         if isinstance(prompt, Branch):

@@ -7,11 +7,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from cotrt.errors import InvalidRequestError, SavedBranchError
-from cotrt.handle import warn_inside_loop
+from cotrt.program.handle import warn_inside_loop
 
 if TYPE_CHECKING:
-    from cotrt.branch import Branch
-    from cotrt.runtime import Runtime
+    from cotrt.program.branch import Branch
+    from cotrt.program.runtime import Runtime
     from cotrt.saved.reader import SavedFile
 
 logger = logging.getLogger("cotrt")
@@ -54,10 +54,10 @@ def save(branch: Branch, path: Any, *, subtree: bool) -> None:
 
 def load(runtime: Runtime, path: Any, kv: Any) -> Branch:
     """Make the branches of a file again; see `LLM.load_branch`."""
-    from cotrt.branch import Branch
     from cotrt.engine.model import kv_name
     from cotrt.engine.saved_source import SavedSource
     from cotrt.engine.saving import restore
+    from cotrt.program.branch import Branch
     from cotrt.saved.reader import SavedFile
 
     name = _checked_path(path, "load_branch")

@@ -15,7 +15,7 @@ import pytest
 import trio
 from api_helpers import Gate, counting, eventually, is_idle, scripted, slowly
 
-import cotrt.handle
+import cotrt.program.handle
 from cotrt import BranchPrunedError, SamplingParams
 
 LOOPS = [pytest.param(asyncio.run, id="asyncio"), pytest.param(trio.run, id="trio")]
@@ -348,7 +348,7 @@ def test_awaiting_outside_of_any_loop_says_so():
 
 
 def test_blocking_calls_inside_a_loop_log_one_warning(loop, caplog, monkeypatch):
-    monkeypatch.setattr(cotrt.handle, "_warned_of_loop", False)
+    monkeypatch.setattr(cotrt.program.handle, "_warned_of_loop", False)
     with scripted(slowly()) as llm, caplog.at_level(logging.WARNING, "cotrt"):
         llm.generate("a", SamplingParams(max_tokens=2))
         list(llm.branch("a").generate(max_tokens=3))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from cotrt.engine.promise import Promise
 from cotrt.engine.state import ChoiceState, ScoreState
 from cotrt.errors import InvalidRequestError
-from cotrt.handle import Handle, fresh
 from cotrt.outputs import Choice, Score
+from cotrt.program.handle import Handle, fresh
 
 if TYPE_CHECKING:
-    from cotrt.branch import Branch
+    from cotrt.program.branch import Branch
 
 
 def choose(

@@ -1,0 +1,1 @@
+"""The program API: `LLM`, branches, handles, chats, and what they answer with."""
