@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / part) for part in (".", "tests/saved", "tests/engine")]
+sys.path[:0] = [str(ROOT / part) for part in (".", "tests/saved", "tests/engine/records")]
 
 from killing import kill_while_saving  # noqa: E402
 from killing_cache import kill_while_caching  # noqa: E402

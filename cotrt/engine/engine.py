@@ -29,7 +29,7 @@ from cotrt.engine.model_runner import ModelRunner, Pending, StepResult
 from cotrt.engine.outcomes import Outcomes
 from cotrt.engine.promise import Promise
 from cotrt.engine.ranking import RankState
-from cotrt.engine.record_stores import RecordSource, RecordStores, TierOptions
+from cotrt.engine.records.record_stores import RecordSource, RecordStores, TierOptions
 from cotrt.engine.sequence_table import SequenceTable
 from cotrt.engine.state import ChoiceState, GenerationState, ScoreState
 from cotrt.errors import EngineDeadError

@@ -20,7 +20,7 @@ from cotrt.tree.step import Step
 if TYPE_CHECKING:
     import torch
 
-    from cotrt.engine.record_stores import RecordStores
+    from cotrt.engine.records.record_stores import RecordStores
     from cotrt.sampling.sampler import SampleKernel, SampleOutput, SamplingBatch
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from cotrt.engine.engine import Engine
 from cotrt.engine.promise import Promise
-from cotrt.engine.saved_source import SavedSource
+from cotrt.engine.records.saved_source import SavedSource
 from cotrt.errors import BranchPrunedError, SavedBranchError
 from cotrt.options.sampling import StructuredOutputs
 from cotrt.plan import UInt8

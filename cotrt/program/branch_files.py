@@ -55,7 +55,7 @@ def save(branch: Branch, path: Any, *, subtree: bool) -> None:
 def load(runtime: Runtime, path: Any, kv: Any) -> Branch:
     """Make the branches of a file again; see `LLM.load_branch`."""
     from cotrt.engine.model import kv_name
-    from cotrt.engine.saved_source import SavedSource
+    from cotrt.engine.records.saved_source import SavedSource
     from cotrt.engine.saving import restore
     from cotrt.program.branch import Branch
     from cotrt.saved.reader import SavedFile

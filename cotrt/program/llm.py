@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cotrt.engine.engine import Engine
-from cotrt.engine.record_stores import TierOptions
+from cotrt.engine.records.record_stores import TierOptions
 from cotrt.errors import InvalidRequestError
 from cotrt.options.engine import EngineConfig
 from cotrt.options.pool_size import disk_tier_bytes, host_tier_bytes, size_pool

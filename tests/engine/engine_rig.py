@@ -15,7 +15,7 @@ from path_kv import check_chains
 
 from cotrt.engine.driver import Driver
 from cotrt.engine.engine import Engine
-from cotrt.engine.record_stores import TierOptions
+from cotrt.engine.records.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.models.tokenizer import Tokenizer
 from cotrt.options.sampling import SamplingParams

@@ -12,11 +12,11 @@ from pathlib import Path
 from unittest import mock
 
 from cotrt.engine import engine as engine_module
-from cotrt.engine import record_file
-from cotrt.engine.disk_store import DiskStore
 from cotrt.engine.engine import Engine
-from cotrt.engine.readahead import Readahead
-from cotrt.engine.record_stores import RecordStores, TierOptions
+from cotrt.engine.records import record_file
+from cotrt.engine.records.disk_store import DiskStore
+from cotrt.engine.records.readahead import Readahead
+from cotrt.engine.records.record_stores import RecordStores, TierOptions
 from cotrt.plan import UInt8
 from cotrt.tree.tier_costs import Mean, TierCosts, TierSpeed
 

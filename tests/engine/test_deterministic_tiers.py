@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
 from checkpoints import make_model, save
 
 from cotrt import LLM, models
-from cotrt.engine.record_stores import TierOptions
+from cotrt.engine.records.record_stores import TierOptions
 
 POOL = 3072  # tokens: all 24 branches fit
 
@@ -84,7 +84,7 @@ def test_24_branches_in_a_third_of_their_room(
 ) -> None:
     # Whatever computing costs on a tiny model, what can be moved is.
     always = functools.partial(TierOptions, always="move")
-    monkeypatch.setattr("cotrt.engine.record_stores.TierOptions", always)
+    monkeypatch.setattr("cotrt.engine.records.record_stores.TierOptions", always)
     monkeypatch.setattr("cotrt.program.llm.TierOptions", always, raising=False)
     expected, large = run(folder, POOL, swap_space=0)
     assert large["recomputed_tokens"] == 0

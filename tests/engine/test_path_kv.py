@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from engine_rig import Rig
 
-from cotrt.engine.record_stores import TierOptions
+from cotrt.engine.records.record_stores import TierOptions
 from cotrt.tree import record_keys, tiers
 
 SAME = [2] * 8

@@ -10,7 +10,7 @@ from engine_rig import Rig
 from late_device import LateRig, random_pace
 from logged_model import EOS
 
-from cotrt.engine.record_stores import TierOptions
+from cotrt.engine.records.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.errors import BranchPrunedError, EngineDeadError, NumericsError
 

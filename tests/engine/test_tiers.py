@@ -15,7 +15,7 @@ from engine_rig import Rig
 from logged_model import probs
 from path_kv import path_records
 
-from cotrt.engine.record_stores import TierOptions
+from cotrt.engine.records.record_stores import TierOptions
 from cotrt.engine.state import GenerationState
 from cotrt.errors import InvalidRequestError
 from cotrt.program.branch import Branch
@@ -377,7 +377,7 @@ def test_a_full_disk_is_said_once_and_work_goes_on(
         raise OSError(28, "No space left on device")
 
     rig = make("disk", num_blocks=20)
-    monkeypatch.setattr("cotrt.engine.record_file.write", full)
+    monkeypatch.setattr("cotrt.engine.records.record_file.write", full)
     with caplog.at_level(logging.WARNING, "cotrt"):
         states = _chats(rig, 8)
         deadline = time.monotonic() + 30

@@ -18,8 +18,8 @@ from shadows import MAX_LEN, PARAMS, Shadow, picked
 from still_stores import StillStores
 from work_verbs import WorkVerbs
 
-from cotrt.engine.record_file import name_of
-from cotrt.engine.record_stores import TierOptions
+from cotrt.engine.records.record_file import name_of
+from cotrt.engine.records.record_stores import TierOptions
 from cotrt.options.sampling import SamplingParams
 from cotrt.tree.record_keys import next_key, root_key
 

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from cotrt.engine import record_file
+from cotrt.engine.records import record_file
 
 # Of names of files that are being written; the id of the process follows.
 TEMPORARY = ".cotrt-tmp-"

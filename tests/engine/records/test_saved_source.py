@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_trees import SHAPE, path_of, random_kv, random_tree
 
-from cotrt.engine.saved_source import SavedSource
+from cotrt.engine.records.saved_source import SavedSource
 from cotrt.errors import SavedBranchError
 from cotrt.saved.layout import SavedBranch
 from cotrt.saved.reader import SavedFile

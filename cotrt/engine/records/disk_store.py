@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotrt.engine import record_file, record_folder
-from cotrt.engine.private_folder import PrivateFolder
-from cotrt.engine.record_file import HEADER_BYTES, BadRecordError
+from cotrt.engine.records import record_file, record_folder
+from cotrt.engine.records.private_folder import PrivateFolder
+from cotrt.engine.records.record_file import HEADER_BYTES, BadRecordError
 from cotrt.plan import UInt8
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cotrt.engine.disk_store import DiskStore
-from cotrt.engine.host_store import HostStore
 from cotrt.engine.model import RecordCopy, StepModel, is_asynchronous
-from cotrt.engine.readahead import Readahead
+from cotrt.engine.records.disk_store import DiskStore
+from cotrt.engine.records.host_store import HostStore
+from cotrt.engine.records.readahead import Readahead
 from cotrt.plan import UInt8
 from cotrt.tree.tier_costs import TierCosts
 from cotrt.tree.tiers import Store

@@ -10,8 +10,8 @@ import numpy as np
 from endless_cache_writer import MAX_BYTES, RECORD_BYTES, key_of, record_of
 from killing import kill, start_writer
 
-from cotrt.engine import record_file
-from cotrt.engine.disk_store import DiskStore
+from cotrt.engine.records import record_file
+from cotrt.engine.records.disk_store import DiskStore
 
 WRITER = Path(__file__).resolve().parent / "endless_cache_writer.py"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from cotrt.engine.disk_store import DiskStore
+from cotrt.engine.records.disk_store import DiskStore
 
 RECORD_BYTES = 5000
 # Of the folder: a few hundred records, so that old ones are removed while new ones are written.

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from endless_cache_writer import RECORD_BYTES, key_of, record_of
 
-from cotrt.engine import disk_store, record_file
-from cotrt.engine.disk_store import DiskStore
+from cotrt.engine.records import disk_store, record_file
+from cotrt.engine.records.disk_store import DiskStore
 
 FILE_BYTES = record_file.HEADER_BYTES + RECORD_BYTES
 # The folder has room for an eighth of the records.

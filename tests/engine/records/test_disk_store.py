@@ -20,9 +20,9 @@ import pytest
 from killing import kill, start_writer
 from killing_cache import WRITER, kill_while_caching
 
-from cotrt.engine import disk_store, record_file, record_folder
-from cotrt.engine.disk_store import DiskStore
-from cotrt.engine.private_folder import PrivateFolder, remove_abandoned
+from cotrt.engine.records import disk_store, record_file, record_folder
+from cotrt.engine.records.disk_store import DiskStore
+from cotrt.engine.records.private_folder import PrivateFolder, remove_abandoned
 from cotrt.plan import UInt8
 
 RECORD = 5000

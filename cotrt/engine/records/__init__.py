@@ -1,0 +1,1 @@
+"""KV records below the pool: in host memory, in files, in saved branches."""
