@@ -24,7 +24,7 @@ import numpy as np
 
 from cotrt.kernels.dispatch import plan_options
 from cotrt.plan import AttentionPlan
-from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts, PlanLeaf
+from cotrt.tree.attention.planner import AttentionPlanner, PlanCosts, PlanLeaf
 
 BLOCK = 16
 _PLAN_EVERY = 16

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from cotrt.bench.gpu_timing import Timer
 from cotrt.kernels.dispatch import choose, plan_options
-from cotrt.tree.attention_costs import PlanCosts, modelled_bytes
-from cotrt.tree.attention_planner import AttentionPlanner, PlanLeaf
+from cotrt.tree.attention.costs import PlanCosts, modelled_bytes
+from cotrt.tree.attention.planner import AttentionPlanner, PlanLeaf
 
 SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((1, 10), (4000, 400)),

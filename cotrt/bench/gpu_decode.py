@@ -21,8 +21,8 @@ from cotrt.kernels.dispatch import choose
 from cotrt.models.config import ModelConfig
 from cotrt.models.decoder import Decoder, DecoderWeights, LayerWeights
 from cotrt.plan import StepPlan
-from cotrt.tree.attention_costs import PlanCosts
-from cotrt.tree.attention_planner import AttentionPlanner, PlanLeaf
+from cotrt.tree.attention.costs import PlanCosts
+from cotrt.tree.attention.planner import AttentionPlanner, PlanLeaf
 
 _ROPE = {"rope_theta": 500_000.0, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
 MODELS: dict[str, dict[str, Any]] = {

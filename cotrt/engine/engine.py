@@ -33,7 +33,7 @@ from cotrt.engine.records.record_stores import RecordSource, RecordStores, TierO
 from cotrt.engine.sequence_table import SequenceTable
 from cotrt.engine.state import ChoiceState, GenerationState, ScoreState
 from cotrt.errors import EngineDeadError
-from cotrt.tree.attention_planner import CHUNK_TOKENS, AttentionPlanner, PlanCosts
+from cotrt.tree.attention.planner import CHUNK_TOKENS, AttentionPlanner, PlanCosts
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.record_keys import root_key
 from cotrt.tree.scheduler import Scheduler

@@ -22,7 +22,7 @@ class StepModel(Protocol):
         kv_bytes_per_token: bytes of KV of one token, all layers.
         backend_name: the kernels that it runs on.
         row_errors: optional; by logits row of the last run, why its logits are NaN.
-        plan_options: arguments of ``tree.attention_costs.PlanCosts`` for these kernels.
+        plan_options: arguments of ``tree.attention.costs.PlanCosts`` for these kernels.
         kv_shape: layout of records, what `read_blocks` gives and `write_blocks` takes.
         fingerprint: equal for models that compute the same KV (weights, dtype, RoPE); empty where
             it is not known, and then no record outlives the model.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("reference", "cpu", "triton")
 # What sharing costs each backend, beside the bytes moved: the planner's constants
-# (tree.attention_costs.PlanCosts), a group's overhead in tokens of KV.
+# (tree.attention.costs.PlanCosts), a group's overhead in tokens of KV.
 _PLAN_COSTS: dict[str, dict[str, int]] = {
     # A group is a gather and a handful of small tensor operations.
     "reference": {"group_overhead_tokens": 16},

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.plan import StepPlan
-from cotrt.tree.attention_planner import AttentionPlanner
+from cotrt.tree.attention.planner import AttentionPlanner
 from cotrt.tree.counting import token_hashes
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.step import Step

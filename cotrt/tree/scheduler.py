@@ -15,7 +15,7 @@ import bisect
 import itertools
 from collections.abc import Collection
 
-from cotrt.tree.attention_planner import AttentionPlanner
+from cotrt.tree.attention.planner import AttentionPlanner
 from cotrt.tree.commits import commit_any, commit_decode
 from cotrt.tree.counters import Counters
 from cotrt.tree.decode_steps import DecodeSteps

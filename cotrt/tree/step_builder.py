@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cotrt.plan import StepPlan
-from cotrt.tree.attention_planner import AttentionPlanner, PlanLeaf
+from cotrt.tree.attention.planner import AttentionPlanner, PlanLeaf
 from cotrt.tree.counting import path_hash, token_hashes
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.node import Node

@@ -12,7 +12,7 @@ import pytest
 from cotrt.bench import attention
 from cotrt.kernels.cpu.native import missing_reason
 from cotrt.kernels.dispatch import plan_options
-from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts, PlanLeaf
+from cotrt.tree.attention.planner import AttentionPlanner, PlanCosts, PlanLeaf
 
 
 def test_interval_holds_the_median_and_narrows() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from cotrt.kernels.reference.tree_attention import prepare_plan, tree_attention
 from cotrt.plan import AttentionPlan
-from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts, PlanLeaf
+from cotrt.tree.attention.planner import AttentionPlanner, PlanCosts, PlanLeaf
 
 BLOCK_SIZE = 8
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts
+from cotrt.tree.attention.planner import AttentionPlanner, PlanCosts
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.record_keys import next_key
 from cotrt.tree.scheduler import Scheduler

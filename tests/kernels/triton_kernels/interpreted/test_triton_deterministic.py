@@ -27,7 +27,7 @@ from cotrt.kernels.triton.tree_attention import new_graph_plan, tree_attention
 from cotrt.models.decoder import Decoder
 from cotrt.plan import AttentionPlan
 from cotrt.sampling.sampler import log_normalizers
-from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts, PlanLeaf
+from cotrt.tree.attention.planner import AttentionPlanner, PlanCosts, PlanLeaf
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=["fp32", "bf16", "fp16"])

@@ -9,7 +9,7 @@ from attention_trees import Tree
 from cotrt.kernels.reference.tree_attention import tree_attention as reference
 from cotrt.kernels.triton.tree_attention import tree_attention
 from cotrt.plan import AttentionPlan
-from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts
+from cotrt.tree.attention.planner import AttentionPlanner, PlanCosts
 
 # All sums are float32. What differs is the order of sums, and for 16 bits the rounding of the
 # softmax weights before they meet V (2^-9 and 2^-12 relative) and of the output.

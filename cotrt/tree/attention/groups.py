@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.plan import Int64
-from cotrt.tree.attention_costs import PlanCosts
-from cotrt.tree.attention_forest import Forest
+from cotrt.tree.attention.costs import PlanCosts
+from cotrt.tree.attention.forest import Forest
 
 _NEVER = np.int64(1) << 60
 Bools = npt.NDArray[np.bool_]

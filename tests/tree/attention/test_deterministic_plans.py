@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotrt.plan import AttentionPlan
-from cotrt.tree.attention_planner import AttentionPlanner, PlanCosts, modelled_cost
+from cotrt.tree.attention.planner import AttentionPlanner, PlanCosts, modelled_cost
 
 CHUNK = 8  # of the small trees, whose blocks are 2 or 4
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cotrt.plan import AttentionPlan
-from cotrt.tree.attention_planner import PlanCosts, PlanLeaf
+from cotrt.tree.attention.planner import PlanCosts, PlanLeaf
 
 COSTS = PlanCosts.for_heads(32, 8, 128, 2)  # the constants of the byte model in bfloat16
 

@@ -1,8 +1,8 @@
 r"""Turn the scheduled part of the KV tree into the work list of tree attention.
 
-``plan`` is for a step whose structure is new: it compresses the tree (``attention_forest``),
-chooses what is read together (``attention_groups``) and lays out the arrays. ``advance`` is for a
-step in which every leaf only grew by one token: the same structure, longer.
+``plan`` is for a step whose structure is new: it compresses the tree (``forest``), chooses what is
+read together (``groups``) and lays out the arrays. ``advance`` is for a step in which every leaf
+only grew by one token: the same structure, longer.
 
     node   [ 64 tokens ]                    group 0: 4 blocks, rows 0 1 2
            /     |     \
@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.plan import AttentionPlan, Int32, Int64
-from cotrt.tree.attention_costs import PlanCosts, modelled_bytes, modelled_cost, roofline_us
-from cotrt.tree.attention_forest import (
+from cotrt.tree.attention.costs import PlanCosts, modelled_bytes, modelled_cost, roofline_us
+from cotrt.tree.attention.forest import (
     Forest,
     PlanLeaf,
     PlanNode,
@@ -34,7 +34,7 @@ from cotrt.tree.attention_forest import (
     nodes_up,
     ranges,
 )
-from cotrt.tree.attention_groups import Choice, choose_groups
+from cotrt.tree.attention.groups import Choice, choose_groups
 
 __all__ = [
     "CHUNK_TOKENS",

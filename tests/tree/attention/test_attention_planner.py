@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotrt.plan import AttentionPlan
-from cotrt.tree.attention_planner import (
+from cotrt.tree.attention.planner import (
     AttentionPlanner,
     PlanCosts,
     PlanLeaf,

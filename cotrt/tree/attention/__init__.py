@@ -1,0 +1,1 @@
+"""The attention plan: who reads which blocks together. No torch."""
