@@ -36,7 +36,7 @@ from cotrt import (
     search,
 )
 from cotrt.testing import ScriptedModel
-from cotrt.tree.counting import SeenTokens
+from cotrt.tree.schedule.counting import SeenTokens
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 MAX_GROWTH = 0.01

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from cotrt.engine.kept_errors import let_go
-from cotrt.tree.scheduler import Scheduler
-from cotrt.tree.step import Step
-from cotrt.tree.work import Work
+from cotrt.tree.schedule.scheduler import Scheduler
+from cotrt.tree.schedule.step import Step
+from cotrt.tree.schedule.work import Work
 
 logger = logging.getLogger(__name__)
 

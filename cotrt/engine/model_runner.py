@@ -15,7 +15,7 @@ from cotrt.engine.model import AsynchronousModel, StepModel, is_asynchronous
 from cotrt.engine.ranking import Ranking, RankState, rank
 from cotrt.engine.state import GenerationState, TokenScores
 from cotrt.plan import StepPlan
-from cotrt.tree.step import Step
+from cotrt.tree.schedule.step import Step
 
 if TYPE_CHECKING:
     import torch

@@ -19,10 +19,10 @@ from cotrt.errors import (
     NumericsError,
 )
 from cotrt.tree.kv_tree import KVTree
-from cotrt.tree.scheduler import Scheduler
+from cotrt.tree.schedule.scheduler import Scheduler
+from cotrt.tree.schedule.step import Step
+from cotrt.tree.schedule.work import Work, WorkState
 from cotrt.tree.sequence import Sequence
-from cotrt.tree.step import Step
-from cotrt.tree.work import Work, WorkState
 
 logger = logging.getLogger(__name__)
 

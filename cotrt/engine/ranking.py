@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from cotrt.engine.promise import Promise
 from cotrt.options.sampling import SamplingParams
+from cotrt.tree.schedule.work import Work
 from cotrt.tree.sequence import Sequence as TokenSequence
-from cotrt.tree.work import Work
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from cotrt.errors import BranchPrunedError
 from cotrt.sampling.seeds import child_seed, root_seed
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.leases import give_lease
-from cotrt.tree.scheduler import Scheduler
+from cotrt.tree.schedule.scheduler import Scheduler
 from cotrt.tree.sequence import Sequence
 from cotrt.tree.tokens import TokenSpan
 

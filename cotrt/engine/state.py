@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from cotrt.engine.promise import Promise
 from cotrt.options.sampling import SamplingParams
+from cotrt.tree.schedule.work import Work
 from cotrt.tree.sequence import Sequence
-from cotrt.tree.work import Work
 
 if TYPE_CHECKING:
     from cotrt.sampling.logprobs import TopLogprobs

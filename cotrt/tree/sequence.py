@@ -9,7 +9,7 @@ from cotrt.tree.tokens import TokenSpan
 
 if TYPE_CHECKING:
     from cotrt.tree.node import Node
-    from cotrt.tree.work import Work
+    from cotrt.tree.schedule.work import Work
 
 # Depth-first order is kept exactly down to this depth; deeper sequences sort with their ancestor.
 _ORDER_DEPTH = 48

@@ -28,7 +28,7 @@ from cotrt.kernels.reference.sample import MIN_TEMPERATURE, Draws, sample_filter
 from cotrt.plan import StepPlan, UInt8
 from cotrt.sampling.sampler import token_logprobs
 from cotrt.testing import ScriptedModel
-from cotrt.tree.work import WorkState
+from cotrt.tree.schedule.work import WorkState
 
 POISON = -7
 

@@ -16,7 +16,7 @@ from cotrt.errors import (
     KVCacheExhaustedError,
     NumericsError,
 )
-from cotrt.tree.step import Step
+from cotrt.tree.schedule.step import Step
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 

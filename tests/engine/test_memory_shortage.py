@@ -8,7 +8,7 @@ from engine_rig import Rig
 from logged_model import logprob
 
 from cotrt.engine.memory_shortage import is_out_of_memory
-from cotrt.tree.step_limit import StepLimit
+from cotrt.tree.schedule.step_limit import StepLimit
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 

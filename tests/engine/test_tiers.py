@@ -22,7 +22,7 @@ from cotrt.program.branch import Branch
 from cotrt.program.stats import branch_kv, memory_stats
 from cotrt.saved.reader import SavedFile
 from cotrt.tree import tiers
-from cotrt.tree.memory_pressure import give_up
+from cotrt.tree.schedule.memory_pressure import give_up
 from cotrt.tree.tiers import Tiers
 
 Made = Callable[..., Rig]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cotrt.tree.counting import SeenTokens
-from cotrt.tree.step import Step
+from cotrt.tree.schedule.counting import SeenTokens
+from cotrt.tree.schedule.step import Step
 
 # Steps whose tokens are told apart together: a pass over arrays, whatever their number.
 _STEPS_A_PASS = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cotrt.tree.kv_tree import KVTree
+from cotrt.tree.schedule.step import LoadEntry, Step
+from cotrt.tree.schedule.work import WorkState
 from cotrt.tree.sequence import Sequence
-from cotrt.tree.step import LoadEntry, Step
-from cotrt.tree.work import WorkState
 
 
 def commit_decode(tree: KVTree, step: Step) -> None:

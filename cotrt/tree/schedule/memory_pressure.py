@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.leases import with_lease
+from cotrt.tree.schedule.work import Work, WorkState
 from cotrt.tree.sequence import Sequence
-from cotrt.tree.work import Work, WorkState
 
 
 def holds_kv(seq: Sequence) -> bool:

@@ -6,11 +6,11 @@ import numpy as np
 
 from cotrt.plan import StepPlan
 from cotrt.tree.attention.planner import AttentionPlanner, PlanLeaf
-from cotrt.tree.counting import path_hash, token_hashes
 from cotrt.tree.kv_tree import KVTree
 from cotrt.tree.node import Node
-from cotrt.tree.step import Entry, LoadEntry, Step
-from cotrt.tree.work import Work
+from cotrt.tree.schedule.counting import path_hash, token_hashes
+from cotrt.tree.schedule.step import Entry, LoadEntry, Step
+from cotrt.tree.schedule.work import Work
 
 
 class StepBuilder:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.plan import StepPlan
+from cotrt.tree.schedule.work import Work
 from cotrt.tree.tiers import Load
-from cotrt.tree.work import Work
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 from cotrt.plan import StepPlan
 from cotrt.tree.attention.planner import AttentionPlanner
-from cotrt.tree.counting import token_hashes
 from cotrt.tree.kv_tree import KVTree
-from cotrt.tree.step import Step
-from cotrt.tree.work import WorkState
+from cotrt.tree.schedule.counting import token_hashes
+from cotrt.tree.schedule.step import Step
+from cotrt.tree.schedule.work import WorkState
 
 
 class DecodeSteps:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cotrt.tree.node import common_prefix
-from cotrt.tree.step import Entry
-from cotrt.tree.step_builder import StepBuilder
-from cotrt.tree.work import Work, WorkState
+from cotrt.tree.schedule.step import Entry
+from cotrt.tree.schedule.step_builder import StepBuilder
+from cotrt.tree.schedule.work import Work, WorkState
 
 # This many works at one node are asked whether they compute a waiting work's prefix.
 _MAX_LEADERS_ASKED = 512

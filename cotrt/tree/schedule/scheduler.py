@@ -16,17 +16,17 @@ import itertools
 from collections.abc import Collection
 
 from cotrt.tree.attention.planner import AttentionPlanner
-from cotrt.tree.commits import commit_any, commit_decode
-from cotrt.tree.counters import Counters
-from cotrt.tree.decode_steps import DecodeSteps
 from cotrt.tree.kv_tree import KVTree
-from cotrt.tree.leaders import find_leader, is_ahead
-from cotrt.tree.memory_pressure import choose_victim, give_up, reclaim_idle
+from cotrt.tree.schedule.commits import commit_any, commit_decode
+from cotrt.tree.schedule.counters import Counters
+from cotrt.tree.schedule.decode_steps import DecodeSteps
+from cotrt.tree.schedule.leaders import find_leader, is_ahead
+from cotrt.tree.schedule.memory_pressure import choose_victim, give_up, reclaim_idle
+from cotrt.tree.schedule.step import Step
+from cotrt.tree.schedule.step_builder import StepBuilder
+from cotrt.tree.schedule.step_limit import StepLimit
+from cotrt.tree.schedule.work import Work, WorkState
 from cotrt.tree.sequence import Sequence
-from cotrt.tree.step import Step
-from cotrt.tree.step_builder import StepBuilder
-from cotrt.tree.step_limit import StepLimit
-from cotrt.tree.work import Work, WorkState
 
 
 class Scheduler:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tree_rig import Desk
 
-from cotrt.tree.step import Step
-from cotrt.tree.work import Work, WorkState
+from cotrt.tree.schedule.step import Step
+from cotrt.tree.schedule.work import Work, WorkState
 
 
 def rows(step: Step | None) -> list[tuple[int, int, int]]:

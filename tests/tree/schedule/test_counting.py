@@ -7,7 +7,7 @@ import random
 import numpy as np
 from tree_rig import Grove
 
-from cotrt.tree.counting import SeenTokens, path_hash, token_hashes
+from cotrt.tree.schedule.counting import SeenTokens, path_hash, token_hashes
 
 
 def words(ids: list[int]) -> int:

@@ -1,0 +1,1 @@
+"""Who runs in a step, on which blocks, and what a step has done. No torch."""
