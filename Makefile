@@ -13,6 +13,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 NATIVE := $(wildcard CMakeLists.txt cotrt/kernels/cpu/csrc/*)
+# An editable install knows which modules are packages: it is made again where a room is new.
+ROOMS := $(wildcard cotrt/*/__init__.py cotrt/*/*/__init__.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -28,7 +30,7 @@ endif
 
 setup: $(READY)
 
-$(READY): pyproject.toml Makefile $(NATIVE)
+$(READY): pyproject.toml Makefile $(NATIVE) $(ROOMS)
 	@$(PYTHON) -c 'import sys; sys.exit("cotrt needs Python 3.10 or newer; try: make PYTHON=python3.12" if sys.version_info < (3, 10) else 0)'
 	@rm -f $(READY)
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
