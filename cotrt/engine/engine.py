@@ -35,13 +35,13 @@ from cotrt.engine.state import ChoiceState, GenerationState, ScoreState
 from cotrt.errors import EngineDeadError
 from cotrt.tree.attention.planner import CHUNK_TOKENS, AttentionPlanner, PlanCosts
 from cotrt.tree.kv_tree import KVTree
-from cotrt.tree.record_keys import root_key
 from cotrt.tree.schedule.scheduler import Scheduler
 from cotrt.tree.schedule.step import Step
 from cotrt.tree.schedule.work import Work, WorkState
 from cotrt.tree.sequence import Sequence
-from cotrt.tree.tier_costs import TierCosts
-from cotrt.tree.tiers import TierCounters, Tiers
+from cotrt.tree.tiers.record_keys import root_key
+from cotrt.tree.tiers.tier_costs import TierCosts
+from cotrt.tree.tiers.tiers import TierCounters, Tiers
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from cotrt.tree.sequence import Sequence
 from cotrt.tree.tree_laws import check_tree
 
 if TYPE_CHECKING:
-    from cotrt.tree.tiers import Tiers
+    from cotrt.tree.tiers.tiers import Tiers
 
 # The tails of this many sequences, newest first, are looked at for a partial match at one node.
 _MAX_TAILS_COMPARED = 512

@@ -18,7 +18,7 @@ from cotrt.engine.records.disk_store import DiskStore
 from cotrt.engine.records.readahead import Readahead
 from cotrt.engine.records.record_stores import RecordStores, TierOptions
 from cotrt.plan import UInt8
-from cotrt.tree.tier_costs import Mean, TierCosts, TierSpeed
+from cotrt.tree.tiers.tier_costs import Mean, TierCosts, TierSpeed
 
 _STEP_SECONDS = 0.01
 _MANY = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 from engine_rig import Rig
 
 from cotrt.engine.records.record_stores import TierOptions
-from cotrt.tree import record_keys, tiers
+from cotrt.tree.tiers import record_keys, tiers
 
 SAME = [2] * 8
 

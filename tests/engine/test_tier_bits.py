@@ -14,7 +14,7 @@ from checkpoints import make_model, save
 
 from cotrt import LLM
 from cotrt.kernels.cpu.native import missing_reason
-from cotrt.tree.tier_costs import TierCosts
+from cotrt.tree.tiers.tier_costs import TierCosts
 
 VOCAB = 203
 needs_native = pytest.mark.skipif(missing_reason() is not None, reason=str(missing_reason()))

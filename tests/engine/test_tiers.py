@@ -21,9 +21,9 @@ from cotrt.errors import InvalidRequestError
 from cotrt.program.branch import Branch
 from cotrt.program.stats import branch_kv, memory_stats
 from cotrt.saved.reader import SavedFile
-from cotrt.tree import tiers
 from cotrt.tree.schedule.memory_pressure import give_up
-from cotrt.tree.tiers import Tiers
+from cotrt.tree.tiers import tiers
+from cotrt.tree.tiers.tiers import Tiers
 
 Made = Callable[..., Rig]
 
@@ -525,7 +525,7 @@ class Source:
 def test_a_source_is_paged_in_where_it_is_needed(make: Made, bad: bool) -> None:
     from tree_rig import path_keys
 
-    from cotrt.tree.record_keys import root_key, tail_keys
+    from cotrt.tree.tiers.record_keys import root_key, tail_keys
 
     rig = make(None, num_blocks=16)
     ids = [1, 2, 3, 4, 5, 6] * 5  # three blocks of 8 and a tail of 6

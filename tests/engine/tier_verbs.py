@@ -21,7 +21,7 @@ from work_verbs import WorkVerbs
 from cotrt.engine.records.record_file import name_of
 from cotrt.engine.records.record_stores import TierOptions
 from cotrt.options.sampling import SamplingParams
-from cotrt.tree.record_keys import next_key, root_key
+from cotrt.tree.tiers.record_keys import next_key, root_key
 
 # Files of tests need not outlive them: in memory, where there is such a folder.
 _FOLDER = next((path for path in ["/dev/shm"] if os.access(path, os.W_OK)), None)

@@ -12,7 +12,7 @@ from test_cases_concurrency import repeat_code_words, repeat_the_word
 
 from cotrt import LLM, InvalidRequestError
 from cotrt.testing import ScriptedModel
-from cotrt.tree.tier_costs import TierCosts
+from cotrt.tree.tiers.tier_costs import TierCosts
 
 BLOCK = 16 * 4
 MIB = 1 / 1024

@@ -11,11 +11,11 @@ import numpy as np
 
 from cotrt.tree.attention.planner import AttentionPlanner, PlanCosts
 from cotrt.tree.kv_tree import KVTree
-from cotrt.tree.record_keys import next_key
 from cotrt.tree.schedule.scheduler import Scheduler
 from cotrt.tree.schedule.step import Step
 from cotrt.tree.schedule.work import Work
 from cotrt.tree.sequence import Sequence
+from cotrt.tree.tiers.record_keys import next_key
 from cotrt.tree.tokens import TokenSpan
 
 COSTS = PlanCosts(kv_bytes_per_token=64, partial_bytes_per_row=64)

@@ -20,8 +20,8 @@ from cotrt.engine.records.disk_store import DiskStore
 from cotrt.engine.records.host_store import HostStore
 from cotrt.engine.records.readahead import Readahead
 from cotrt.plan import UInt8
-from cotrt.tree.tier_costs import TierCosts
-from cotrt.tree.tiers import Store
+from cotrt.tree.tiers.tier_costs import TierCosts
+from cotrt.tree.tiers.tiers import Store
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cotrt.plan import UInt8
 from cotrt.saved.reader import SavedFile
-from cotrt.tree.record_keys import next_key, root_key
+from cotrt.tree.tiers.record_keys import next_key, root_key
 
 
 class Part(NamedTuple):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cotrt.plan import StepPlan
 from cotrt.tree.schedule.work import Work
-from cotrt.tree.tiers import Load
+from cotrt.tree.tiers.tiers import Load
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cotrt.tree.sequence import Sequence
 
 if TYPE_CHECKING:
-    from cotrt.tree.tiers import Load
+    from cotrt.tree.tiers.tiers import Load
 
 Rank = tuple[int, tuple[int, ...], int]
 

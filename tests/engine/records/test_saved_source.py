@@ -15,7 +15,7 @@ from cotrt.errors import SavedBranchError
 from cotrt.saved.layout import SavedBranch
 from cotrt.saved.reader import SavedFile
 from cotrt.saved.writer import write
-from cotrt.tree.record_keys import next_key, root_key
+from cotrt.tree.tiers.record_keys import next_key, root_key
 
 
 @given(seed=st.integers(0, 1 << 32), block_size=st.sampled_from([8, 16, 32, 64, 128, 256]))

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import pytest
 from tree_rig import Desk, Grove, path_keys
 
-from cotrt.tree.record_keys import end_key, next_key, node_keys, root_key, tail_keys
 from cotrt.tree.schedule.memory_pressure import give_up
-from cotrt.tree.tier_costs import TierCosts
-from cotrt.tree.tiers import Tiers
+from cotrt.tree.tiers.record_keys import end_key, next_key, node_keys, root_key, tail_keys
+from cotrt.tree.tiers.tier_costs import TierCosts
+from cotrt.tree.tiers.tiers import Tiers
 
 FIRST = root_key("model", 4)
 

@@ -21,9 +21,9 @@ from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from cotrt.tree.record_keys import end_key, next_key, node_keys, tail_keys
 from cotrt.tree.sequence import Sequence
-from cotrt.tree.tier_costs import TierCosts
+from cotrt.tree.tiers.record_keys import end_key, next_key, node_keys, tail_keys
+from cotrt.tree.tiers.tier_costs import TierCosts
 
 if TYPE_CHECKING:
     from cotrt.tree.kv_tree import KVTree
