@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,13 @@ ALSO = {("models", "kernels"), ("sampling", "kernels")}
 ONLY_IMPORTED_BY = {"tree": {"engine", "bench"}}
 NO_TORCH = ("errors", "options/sampling", "plan", "saved", "tree")
 
+# Rooms within a room, from the top, "." being the files that lie in the room itself: each imports
+# from its own floor and those before it. Imports for type checkers alone may look ahead.
+FLOORS = {
+    "tree": ("attention", ".", "tiers", "schedule"),
+    "engine": ("model", "records", "."),
+}
+
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 PACKAGE = Path(__file__).resolve().parent.parent / "cotrt"
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
@@ -44,9 +52,21 @@ def _package(path: Path) -> list[str]:
     return ["cotrt", *path.relative_to(PACKAGE).parts[:-1]]
 
 
-def _imports(source: str, package: list[str]) -> Iterator[tuple[int, str]]:
-    """Every imported module of a file with its line, those for type checkers included."""
-    for node in ast.walk(ast.parse(source)):
+def _import_nodes(source: str, typed: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    ahead: deque[ast.AST] = deque([ast.parse(source)])
+    while ahead:
+        node = ahead.popleft()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typed:
+            ahead.extend(node.orelse)
+        else:
+            ahead.extend(ast.iter_child_nodes(node))
+
+
+def _imports(source: str, package: list[str], *, typed: bool = True) -> Iterator[tuple[int, str]]:
+    """Every imported module of a file with its line; `typed`: those for type checkers too."""
+    for node in _import_nodes(source, typed):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -61,8 +81,8 @@ def _imports(source: str, package: list[str]) -> Iterator[tuple[int, str]]:
                 yield node.lineno, module
 
 
-def _imports_of(path: Path) -> Iterator[tuple[int, str]]:
-    return _imports(path.read_text(encoding="utf-8"), _package(path))
+def _imports_of(path: Path, *, typed: bool = True) -> Iterator[tuple[int, str]]:
+    return _imports(path.read_text(encoding="utf-8"), _package(path), typed=typed)
 
 
 def _rooms_imported(path: Path) -> Iterator[tuple[int, str]]:
@@ -92,6 +112,35 @@ def test_imports_point_upward(path: Path) -> None:
         assert room in ONLY_IMPORTED_BY.get(other, {room}), f"{where}, which is engine's alone"
 
 
+def _floor(room: str, parts: Sequence[str]) -> int:
+    floors = FLOORS[room]
+    return floors.index(parts[0] if parts[0] in floors else ".")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if _room(path) in FLOORS],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_rooms_within_a_room_import_from_floors_above(path: Path) -> None:
+    room = _room(path)
+    own = _floor(room, path.relative_to(PACKAGE / room).with_suffix("").parts)
+    for line, module in _imports_of(path, typed=False):
+        if not module.startswith(f"cotrt.{room}"):
+            continue
+        parts = module.split(".")[2:]
+        where = f"{path.name}:{line} imports {module}"
+        assert parts, f"{where}: name the file that it needs"
+        assert _floor(room, parts) <= own, f"{where}, which is below {FLOORS[room][own]!r}"
+
+
+def test_every_room_within_a_room_has_a_floor() -> None:
+    inner = {path.parent.relative_to(PACKAGE) for path in SOURCES if _room(path) in FLOORS}
+    assert {place.parts[1] for place in inner if len(place.parts) > 1} == {
+        floor for floors in FLOORS.values() for floor in floors if floor not in (".", "model")
+    }
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in SOURCES if _has_no_torch(path)],
@@ -112,3 +161,6 @@ def test_the_reader_of_imports_sees_every_form() -> None:
     found = [module for _, module in _imports(source, ["cotrt", "engine"])]
     assert found[:3] == ["torch", "os.path", "cotrt.tree"]
     assert found[3:] == ["cotrt.plan", "cotrt.program.llm", "cotrt.engine"]
+    guarded = "if TYPE_CHECKING:\n    import torch\nelse:\n    import numpy\n"
+    assert [module for _, module in _imports(guarded, [])] == ["torch", "numpy"]
+    assert [module for _, module in _imports(guarded, [], typed=False)] == ["numpy"]
