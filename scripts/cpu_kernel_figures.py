@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 
 from cotrt.kernels.cpu import native
-from cotrt.kernels.cpu.decoder_stack import CpuDecoder
 from cotrt.kernels.cpu.kv_cache import new_kv_cache
 from cotrt.kernels.cpu.sample import sample
 from cotrt.kernels.cpu.tree_attention import prepare_plan, tree_attention
 from cotrt.models.config import ModelConfig
+from cotrt.models.decoder_stack import CpuDecoder
 from cotrt.models.rope import RotaryTable
 from cotrt.models.weights import tensor_table
 from cotrt.plan import AttentionPlan, StepPlan

@@ -34,6 +34,7 @@ cd "$work"
 isas=$("$python" -c 'from cotrt.kernels.cpu.native import module; m = module(); print(*m.available_isas(), *m.emulated_isas())')
 for isa in $isas; do
     echo "== $isa"
-    COTRT_CPU_ISA=$isa "$python" -m pytest -q -p no:cacheprovider tests/kernels/cpu \
+    COTRT_CPU_ISA=$isa "$python" -m pytest -q -p no:cacheprovider \
+        tests/kernels/cpu tests/models/test_decoder_stack.py \
         -k "not without_the_module and not forked and not every_instruction_set" "$@"
 done

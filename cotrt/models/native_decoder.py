@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ..kernels.cpu.decoder_stack import CpuDecoder, refusal
 from ..kernels.dispatch import plan_options
 from .config import ModelConfig
+from .decoder_stack import CpuDecoder, refusal
 from .rope import RotaryTable
 from .weights import WeightSource, tensor_table
 

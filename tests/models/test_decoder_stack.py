@@ -11,13 +11,16 @@ import torch
 from attention_oracle import build_plan
 
 from cotrt.errors import InvalidRequestError
-from cotrt.kernels.cpu.decoder_stack import CpuDecoder, refusal
+from cotrt.kernels.cpu.native import missing_reason
 from cotrt.kernels.dispatch import choose
 from cotrt.models.config import ModelConfig
 from cotrt.models.decoder import Decoder, DecoderWeights
+from cotrt.models.decoder_stack import CpuDecoder, refusal
 from cotrt.models.rope import RotaryTable
 from cotrt.models.weights import tensor_table
 from cotrt.plan import AttentionPlan, StepPlan
+
+pytestmark = pytest.mark.skipif(missing_reason() is not None, reason=str(missing_reason()))
 
 BASE = {
     "vocab_size": 333,

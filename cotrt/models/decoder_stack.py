@@ -1,7 +1,7 @@
 """A whole decoder on the native kernels: one call a step, the GIL given up once.
 
-`CpuDecoder` has the engine's ``StepModel`` surface. It is built from what models/ reads (a config,
-named tensors, a rotary table), all by their shape only: this room does not import theirs.
+`CpuDecoder` has the engine's ``StepModel`` surface; its layers are kernels/cpu/csrc's. It is built
+from a config, named tensors and a rotary table, all by their shape only.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InvalidRequestError
-from ...plan import Int32, KVShape, StepPlan, UInt8
-from ..not_finite import part_names
-from .copy_blocks import copy_blocks
-from .kv_cache import new_kv_cache, read_blocks, write_blocks
-from .linear import PackedWeight
-from .native import compute_dtype, dtype_of, isa, module
-from .tree_attention import prepare_plan
+from ..errors import InvalidRequestError
+from ..kernels.cpu.copy_blocks import copy_blocks
+from ..kernels.cpu.kv_cache import new_kv_cache, read_blocks, write_blocks
+from ..kernels.cpu.linear import PackedWeight
+from ..kernels.cpu.native import compute_dtype, dtype_of, isa, module
+from ..kernels.cpu.tree_attention import prepare_plan
+from ..kernels.not_finite import part_names
+from ..plan import Int32, KVShape, StepPlan, UInt8
 
 
 class DecoderConfig(Protocol):
