@@ -1,1 +1,1 @@
-"""The engine: KV tensors, the model runner, one step, and the thread that drives it."""
+"""The engine: one step, the thread that drives it, the model runner, KV records."""

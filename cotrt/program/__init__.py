@@ -1,1 +1,1 @@
-"""The program API: `LLM`, branches, handles, chats, and what they answer with."""
+"""The program API: `LLM`, branches, handles, chats, saved branches."""

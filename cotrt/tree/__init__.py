@@ -1,1 +1,1 @@
-"""Policy of the engine, free of torch: blocks, KV tree, sequences, scheduler, planner."""
+"""Policy of the engine, free of torch: KV tree, attention plan, memory tiers, schedule."""

@@ -52,7 +52,7 @@ class Sequence:
             one that goes on with it; inherited by forks.
         num_restorable: leading tokens whose KV it had when it last gave that up for others; where
             prompts are not matched, no more than these are taken from a tier.
-        hash, hash_length: path hash of the first hash_length tokens (see counting.py).
+        hash, hash_length: path hash of the first hash_length tokens (see schedule/counting.py).
     """
 
     __slots__ = (

@@ -117,7 +117,7 @@ class RecordStores:
             self.ring,
         )
 
-    # ---- what the policy asks (tree.tiers.Records) --------------------------------------------
+    # ---- what the policy asks (tree.tiers.tiers.Records) --------------------------------------
 
     @property
     def has_tails(self) -> bool:

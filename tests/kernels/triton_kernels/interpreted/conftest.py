@@ -17,7 +17,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = [] if INTERPRETED or torch.cuda.is_available() else ["test_*.py"]
 
 _TESTS = Path(__file__).parents[3]
-for _folder in (_TESTS / "tree", _TESTS / "kernels", _TESTS / "models"):
+for _folder in (_TESTS / "tree/attention", _TESTS / "kernels", _TESTS / "models"):
     sys.path.insert(0, str(_folder))
 
 if INTERPRETED:
