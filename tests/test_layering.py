@@ -135,10 +135,12 @@ def test_rooms_within_a_room_import_from_floors_above(path: Path) -> None:
 
 
 def test_every_room_within_a_room_has_a_floor() -> None:
-    inner = {path.parent.relative_to(PACKAGE) for path in SOURCES if _room(path) in FLOORS}
-    assert {place.parts[1] for place in inner if len(place.parts) > 1} == {
-        floor for floors in FLOORS.values() for floor in floors if floor not in (".", "model")
-    }
+    for room, floors in FLOORS.items():
+        names = {
+            path.relative_to(PACKAGE / room).parts[0] for path in (PACKAGE / room).rglob("*.py")
+        }
+        assert {name for name in names if not name.endswith(".py")} <= set(floors)
+        assert set(floors) <= {".", *(name.removesuffix(".py") for name in names)}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 The frames that its error came through are emptied once the report is made: what they hold goes with
 them (branches, say, whose blocks the next test would count). What it shared with other tests (an
-engine, a server, a browser) is closed, and made anew for the next one.
+engine, a server, a browser) is closed when the next test asks for it, and made anew.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def shared_fixture(scope: Literal["module", "session"] = "module") -> Callable[.
         slot = pytest.StashKey[_Lent]()
 
         def lend(request: pytest.FixtureRequest, **needs: Any) -> Iterator[Any]:
-            is_wide = scope == "session"
-            node = request.session if is_wide else request.node.getparent(pytest.Module)
+            test = request.node
+            node = request.session if scope == "session" else test.getparent(pytest.Module)
 
             def close() -> None:
                 if (lent := node.stash.get(slot, None)) is not None:
@@ -85,25 +85,23 @@ def shared_fixture(scope: Literal["module", "session"] = "module") -> Callable[.
                     lent.opened.close()
 
             last = node.stash.get(slot, None)
+            # Looked at here and not at this fixture's end, for a test may fail after that.
             if last is not None and last.borrower.stash.get(_FAILED, False):
-                # It failed at its end, after this fixture's own.
                 try:
                     close()
-                except Exception as error:
+                except Exception as error:  # the failure that came before was reported
                     warnings.warn(f"{make.__name__} did not close: {error!r}", stacklevel=1)
             if slot not in node.stash:
                 opened = contextlib.ExitStack()
                 value = opened.enter_context(contextlib.contextmanager(make)(**needs))
-                node.stash[slot] = _Lent(opened, value, needs, request.node)
+                node.stash[slot] = _Lent(opened, value, needs, test)
                 node.addfinalizer(close)
             lent = node.stash[slot]
             assert all(lent.needs[name] is need for name, need in needs.items()), (
                 f"{make.__name__} was made with what belongs to one test; its scope is {scope!r}"
             )
-            lent.borrower = request.node
+            lent.borrower = test
             yield lent.value
-            if request.node.stash.get(_FAILED, False):
-                close()
 
         lend.__doc__ = make.__doc__
         # What pytest reads to know which fixtures are asked for.

@@ -58,12 +58,14 @@ def resident_growth(work: Callable[[], None], *, enough: int) -> int:
     What each run keeps is kept in all of them. What allocators take from the system, or a library
     pages in, is not: a first run that grew by `enough` or more is one of three.
     """
-    runs: list[int] = []
-    while len(runs) < (1 if not runs or runs[0] < enough else 3):
+
+    def growth() -> int:
         before = resident_bytes()
         work()
-        runs.append(resident_bytes() - before)
-    return sorted(runs)[len(runs) // 2]
+        return resident_bytes() - before
+
+    first = growth()
+    return first if first < enough else sorted([first, growth(), growth()])[1]
 
 
 def forget_peak() -> None:
