@@ -1,6 +1,7 @@
 """Measures the native CPU kernels: the figures of docs/kernels.md.
 
-    python scripts/cpu_kernel_figures.py [attention] [step] [prefill] [sampler] [--realtime]
+    python scripts/cpu_kernel_figures.py [attention] [step] [prefill] [sampler] [limits]
+                                         [--realtime]
 
 Random weights and KV in the shapes of SmolLM2-135M and Qwen2.5-0.5B. Every figure is the median of
 15 runs or more (in brackets the smallest). ``--realtime`` asks for the machine for the seconds that
@@ -277,6 +278,52 @@ def prefill() -> None:
         del made
 
 
+LIMITED = {  # branches, shared, private
+    "8 private of 600": (8, 0, 600),
+    "8 private of 1,100": (8, 0, 1100),
+    "8 private of 4,000": (8, 0, 4000),
+    "4 private of 4,000": (4, 0, 4000),
+    "1 of 6,000": (1, 0, 6000),
+    "1 of 1,088": (1, 0, 1088),
+    "32 over 1,024 shared": (32, 1024, 64),
+    "64 private of 128": (64, 0, 128),
+}
+
+
+def limits(rounds: int = 40) -> None:
+    """Smallest native call of each step, and what memory takes for its bytes.
+
+    The read rate is the best of those measured between the calls, over 1 GiB: more than any cache.
+    """
+    made = model("SmolLM2-135M", torch.bfloat16)
+    made.allocate_kv(2100, BLOCK)
+    big = torch.ones(1 << 28)
+    print("\n| step | ms, smallest | limit | ratio | GB/s of memory | phases of the smallest, ms |")
+    for name, (count, shared, private) in LIMITED.items():
+        one = step_plan(branches(count, shared, private)[0], made.vocab_size, list(range(count)))
+        read = made.weight_bytes + (shared + private * count) * made.kv_bytes_per_token
+        times: list[tuple[float, dict[str, float]]] = []
+        rates = []
+        made.run(one)
+        for turn in range(rounds):
+            made.timings(reset=True)
+            with undisturbed():
+                start = time.perf_counter()
+                made.run(one)
+                times.append((time.perf_counter() - start, made.timings()))
+                if turn % 4 == 0:
+                    start = time.perf_counter()
+                    big.sum()
+                    rates.append(big.nbytes / (time.perf_counter() - start) / 1e9)
+        (least, phases), limit = min(times, key=lambda one: one[0]), read / max(rates) / 1e6
+        shown = " ".join(f"{k} {v * 1e3:.2f}" for k, v in phases.items() if v > 5e-5)
+        print(
+            f"| {name} | {least * 1e3:.2f} | {limit:.2f} | {least * 1e3 / limit:.2f} "
+            f"| {max(rates):.1f} | {shown} |",
+            flush=True,
+        )
+
+
 def sampler() -> None:
     print("\nms for 32 draws | plain | top-p 0.95 | top-k 50 | greedy |")
     for vocab in (49_152, 151_936):
@@ -300,7 +347,10 @@ if __name__ == "__main__":
     threads = native.set_num_threads(None)
     torch.set_num_threads(threads)
     print(f"{native.isa()}, {threads} threads, {bandwidth():.0f} GB/s")
-    parts = {"attention": attention, "step": step, "prefill": prefill, "sampler": sampler}
+    parts = {
+        "attention": attention, "step": step, "prefill": prefill, "sampler": sampler,
+        "limits": limits,
+    }  # fmt: skip
     wanted = [name for name in parts if name in sys.argv] or list(parts)
     for name in wanted:
         parts[name]()

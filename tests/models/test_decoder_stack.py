@@ -11,7 +11,7 @@ import torch
 from attention_oracle import build_plan
 
 from cotrt.errors import InvalidRequestError
-from cotrt.kernels.cpu.native import missing_reason
+from cotrt.kernels.cpu.native import isa, missing_reason, set_num_threads
 from cotrt.kernels.dispatch import choose
 from cotrt.models.config import ModelConfig
 from cotrt.models.decoder import Decoder, DecoderWeights
@@ -68,12 +68,9 @@ class Weights:
         pass
 
 
-def native(
-    config: ModelConfig, source: Weights, dtype: torch.dtype, quantization: str | None = None
-) -> CpuDecoder:
+def native(config: ModelConfig, source: Weights, dtype: torch.dtype, **options: Any) -> CpuDecoder:
     rotary = RotaryTable(config.rope, "cpu")
-    table = tensor_table(config)
-    return CpuDecoder(config, source, table, rotary, dtype=dtype, quantization=quantization)
+    return CpuDecoder(config, source, tensor_table(config), rotary, dtype=dtype, **options)
 
 
 def reference(config: ModelConfig, source: Weights, dtype: torch.dtype) -> Decoder:
@@ -158,7 +155,7 @@ def test_int8_weights_change_little() -> None:
     config = ModelConfig.from_dict({**BASE, **FAMILIES["qwen2"]})
     source = Weights(config, torch.bfloat16)
     exact = torch.cat(run(reference(config, source, torch.float32)))
-    model = native(config, source, torch.bfloat16, "int8")
+    model = native(config, source, torch.bfloat16, quantization="int8")
     found = torch.cat(run(model))
     assert (found - exact).square().mean() < 1e-3 * exact.square().mean()
     assert model.weight_bytes < 0.7 * native(config, source, torch.bfloat16).weight_bytes
@@ -209,13 +206,49 @@ def test_rows_whose_kv_is_there_are_computed_for_their_logits_alone() -> None:
     assert torch.equal(again, expected)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_prompt_in_one_step_has_the_bits_of_short_steps(
+    threads: int, quantization: str | None
+) -> None:
+    """Of a long step, a thread may take many rows through several linears at once."""
+    config = ModelConfig.from_dict({**BASE, **FAMILIES["qwen2"], "max_position_embeddings": 1024})
+    length = 310 * threads
+    ids = np.random.default_rng(0).integers(0, 333, length)
+    found, models = [], []
+    set_num_threads(threads)
+    try:
+        for size in (length, 62):
+            model = native(
+                config, Weights(config, torch.bfloat16), torch.bfloat16,
+                quantization=quantization, deterministic=True,
+            )  # fmt: skip
+            model.allocate_kv(-(-length // 16), 16)
+            for end in range(size, length + 1, size):
+                positions = list(range(end - size, end))
+                plan, _ = build_plan(16, positions, [(0, end, True, list(range(size)))])
+                blocks = np.arange(-(-end // 16), dtype=np.int32)
+                plan = replace(plan, group_blocks=blocks, chunk_tokens=256)
+                logits = model.run(step(plan, ids[end - size : end], positions, [size - 1]))
+            found.append(logits)
+            models.append(model)
+    finally:
+        set_num_threads(None)
+    assert torch.equal(*found)
+    for one, other in zip(models[0].kv_caches, models[1].kv_caches, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    took_blocks = [model.timings()["row_blocks"] > 0 for model in models]
+    assert took_blocks == [isa() in ("amx", "amx_emulated"), False]
+
+
 def test_misfits_are_named() -> None:
     config = ModelConfig.from_dict({**BASE, **FAMILIES["qwen2"], "intermediate_size": 200})
     assert "intermediate_size 200" in str(refusal(config))
     config = ModelConfig.from_dict({**BASE, **FAMILIES["qwen2"]})
     assert refusal(config) is None
     with pytest.raises(InvalidRequestError, match="quantization 'int4'"):
-        native(config, Weights(config, torch.bfloat16), torch.bfloat16, "int4")
+        native(config, Weights(config, torch.bfloat16), torch.bfloat16, quantization="int4")
     model = native(config, Weights(config, torch.float32), torch.float32)
     made, num_blocks = steps(16)
     model.allocate_kv(num_blocks, 16)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_caches import native_caches
 
+from cotrt.kernels.cpu import native
 from cotrt.kernels.cpu.tree_attention import prepare_plan, tree_attention
 
 Groups = list[tuple[int, int, bool, list[int]]]
@@ -98,6 +99,41 @@ class TestShapes:
     def test_a_row_that_sees_nothing_of_a_group_has_weight_zero(self, dtype: torch.dtype) -> None:
         # Row 0 stands before the second group begins.
         check([10, 20], [(0, 16, True, [0, 1]), (16, 8, True, [0, 1])], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+class TestLongRunsOfFewRows:
+    """They are read in pieces, and several KV heads at a time."""
+
+    @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (8, 8), (14, 2), (32, 8)])
+    def test_private_contexts(self, dtype: torch.dtype, heads: tuple[int, int]) -> None:
+        lengths = [767, 768, 1301, 2100]
+        groups: Groups = [(0, length, True, [i]) for i, length in enumerate(lengths)]
+        check([length - 1 for length in lengths], groups, dtype=dtype, heads=heads)
+
+    @pytest.mark.parametrize("block_size", [8, 32, 256])
+    def test_block_sizes(self, dtype: torch.dtype, block_size: int) -> None:
+        check([1536, 800], [(0, 1537, True, [0]), (0, 801, True, [1])], dtype=dtype,
+              block_size=block_size)  # fmt: skip
+
+    def test_a_shared_run_before_private_ones(self, dtype: torch.dtype) -> None:
+        groups: Groups = [(0, 1600, False, [0, 1]), (1600, 900, True, [0]), (1600, 5, True, [1])]
+        check([2499, 1604], groups, dtype=dtype)
+
+    def test_rows_that_see_nothing_of_the_last_pieces(self, dtype: torch.dtype) -> None:
+        check([300, 900, 1199], [(0, 1200, True, [0, 1, 2])], dtype=dtype, spare=2)
+
+    def test_bits_do_not_depend_on_the_number_of_threads(self, dtype: torch.dtype) -> None:
+        try:
+            found = []
+            for threads in (1, 2, 5):
+                native.set_num_threads(threads)
+                groups: Groups = [(0, 1300, True, [0]), (0, 64, True, [1]), (0, 600, True, [2])]
+                found.append(check([1299, 63, 599], groups, dtype=dtype, heads=(9, 3)))
+        finally:
+            native.set_num_threads(None)
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
 
 
 @st.composite

@@ -1,6 +1,11 @@
 // What an attention job works on: its scratch, the keys of a chunk as tiles want them, and the keys
 // to ask for meanwhile.
 
+// Copies a multiple of 32 bytes, some hundred or thousand: what a call of memcpy costs shows.
+static inline void copy_pieces(char* to, const char* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 32) memcpy(to + i, from + i, 32);
+}
+
 // Cuts a scratch buffer into aligned pieces.
 struct Arena {
   char* at;
@@ -115,31 +120,43 @@ struct Chunk {
   }
 };
 
-// Asks for K and V of keys to come, a few lines at a time, so that memory works while tiles compute.
+// Asks for K and V of keys to come, a few lines at a time, so that memory works while tiles compute:
+// the keys of a job that follow a chunk, or the first of the job that this thread may get next. The
+// heads of a job lie side by side in a block: a block's lines are one run.
 struct Prefetcher {
   const AttentionArgs& a;
-  const int32_t* blocks;
-  int kv_head, first, lines, at = 0, lines_per_block;
-  int64_t head_bytes, block_bytes;
+  const int32_t* blocks;  // from the first key's on
+  int lines = 0, at = 0, lines_per_block = 1;
+  int64_t first_head_bytes = 0, block_bytes = 0;
 
-  // Keys [first, first + count) of a group; count may be 0.
-  Prefetcher(const AttentionArgs& a_, const int32_t* blocks_, int kv_head_, int first_, int count)
-      : a(a_), blocks(blocks_), kv_head(kv_head_), first(first_) {
-    head_bytes = kv_head_bytes(a.type, a.block_size, a.head_dim);
+  // visible: how many keys the job reads; those from `first` on are to come.
+  Prefetcher(const AttentionArgs& a_, const AttentionJob& job, const AttentionJob* next, int first,
+             int visible)
+      : a(a_), blocks(nullptr) {
+    if (first < visible)
+      come(job, first, min_int(kAttentionChunk, visible - first));
+    else if (next)
+      come(*next, 0, min_int(kAttentionChunk, a.group_len[next->group]));
+  }
+  void come(const AttentionJob& job, int first, int count) {
+    const int64_t head_bytes = kv_head_bytes(a.type, a.block_size, a.head_dim);
+    blocks = a.group_blocks + a.group_block_offsets[job.group] + first / a.block_size;
     block_bytes = head_bytes * a.num_kv_heads;
-    lines_per_block = int(head_bytes / 64);
-    lines = count > 0 ? ceil_div(count, a.block_size) * lines_per_block : 0;
+    first_head_bytes = head_bytes * job.kv_head;
+    lines_per_block = int(head_bytes * job.num_kv_heads / 64);
+    lines = ceil_div(count, a.block_size) * lines_per_block;
   }
   void ask(int n) {
     const int end = min_int(lines, at + n);
     while (at < end) {
       const int block = at / lines_per_block, line = at % lines_per_block;
-      const int64_t offset = blocks[first / a.block_size + block] * block_bytes +
-                             kv_head * head_bytes + int64_t(line) * 64;
+      const int64_t offset = blocks[block] * block_bytes + first_head_bytes + int64_t(line) * 64;
       const int stop = min_int(end, at + lines_per_block - line);
+      // Into the first level, which most of them leave again: memory gives more so than where the
+      // second level alone is asked for (docs/kernels.md).
       for (int64_t o = offset; at < stop; ++at, o += 64) {
-        __builtin_prefetch(a.k_cache + o, 0, 2);
-        __builtin_prefetch(a.v_cache + o, 0, 2);
+        __builtin_prefetch(a.k_cache + o, 0, 3);
+        __builtin_prefetch(a.v_cache + o, 0, 3);
       }
     }
   }

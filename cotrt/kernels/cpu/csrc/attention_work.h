@@ -21,9 +21,19 @@ struct AttentionPlan {
   void check(int64_t num_blocks) const;
 };
 
-// Jobs of one step, the longest first. Each is at most kMaxJobRows stacked rows of a group.
-std::vector<AttentionJob> make_attention_jobs(const AttentionPlan& plan, int num_q_heads,
-                                              int num_kv_heads, int num_threads);
+struct AttentionHeads {
+  int q, kv, dim;
+  DType type;  // of the caches
+};
+
+// The plan with long runs of few rows cut into pieces, each with partial results of its own: `cut`
+// is made, and true, where there are any. A decode row of a long context is several groups then.
+bool cut_long_runs(const AttentionPlan& plan, int heads_per_kv_head, AttentionPlan* cut);
+
+// Jobs of one step, in the order in which they are best claimed. Each is at most kMaxJobRows stacked
+// rows of a group.
+std::vector<AttentionJob> make_attention_jobs(const AttentionPlan& plan, const AttentionHeads& heads,
+                                              int num_threads);
 
 // The job that a thread will probably claim after `index`.
 inline const AttentionJob* next_job(const std::vector<AttentionJob>& jobs, int index,

@@ -51,6 +51,7 @@ void narrow(const float* from, int64_t count, uint16_t* to) {
 }
 
 struct TreeAttention {
+  AttentionPlan cut_plan;
   AttentionScratchPool scratch;
   AlignedBuffer q, out;
   std::mutex mutex;
@@ -62,13 +63,15 @@ TreeAttention& shared_attention() {
   return *a;
 }
 
-void tree_attention(const AttentionPlan& plan, DType type, uintptr_t q, uintptr_t k_cache,
+void tree_attention(const AttentionPlan& given, DType type, uintptr_t q, uintptr_t k_cache,
                     uintptr_t v_cache, uintptr_t out, int64_t num_blocks, int num_q_heads,
                     int num_kv_heads, int head_dim, float scale) {
-  plan.check(num_blocks);
+  given.check(num_blocks);
   const auto pool = thread_pool();
   TreeAttention& shared = shared_attention();
   std::lock_guard<std::mutex> lock(shared.mutex);
+  const bool cut = cut_long_runs(given, num_q_heads / num_kv_heads, &shared.cut_plan);
+  const AttentionPlan& plan = cut ? shared.cut_plan : given;
   shared.scratch.reserve(pool->num_threads(), int64_t(plan.group_rows.size()), num_q_heads, head_dim);
   AttentionArgs a{};
   const DType row_type = kernels().row_type(type);
@@ -95,7 +98,7 @@ void tree_attention(const AttentionPlan& plan, DType type, uintptr_t q, uintptr_
   a.scale = scale;
   bind_plan(plan, &a);
   const std::vector<AttentionJob> jobs =
-      make_attention_jobs(plan, num_q_heads, num_kv_heads, pool->num_threads());
+      make_attention_jobs(plan, {num_q_heads, num_kv_heads, head_dim, type}, pool->num_threads());
   struct Run final : Work {
     const AttentionArgs& a;
     const std::vector<AttentionJob>& jobs;

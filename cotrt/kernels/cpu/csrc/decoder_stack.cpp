@@ -9,6 +9,9 @@ namespace {
 
 constexpr int kRowsPerChunk = 8;  // of norms, rotations and merges
 
+// Blocks of rows pay from so many rows a thread on.
+constexpr int kFewestBlockRows = 128;
+
 void check(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
 }
@@ -92,10 +95,13 @@ void DecoderStack::run(const StackStep& step) {
   for (int i = 0; i < step.num_logits_rows; ++i)
     check(step.logits_rows[i] >= 0 && step.logits_rows[i] < step.num_rows, "no such logits row");
   step_ = step;
+  if (cut_long_runs(*step.plan, s.num_q_heads / s.num_kv_heads, &cut_plan_)) step_.plan = &cut_plan_;
   quantises_ = kernels().row_type(head_->type()) == DType::kInt16;
   pool_ = thread_pool();
-  reserve(step);
-  jobs_ = make_attention_jobs(*step.plan, s.num_q_heads, s.num_kv_heads, pool_->num_threads());
+  block_rows_ = choose_block_rows();
+  reserve(step_);
+  jobs_ = make_attention_jobs(*step_.plan, {s.num_q_heads, s.num_kv_heads, s.head_dim, s.type},
+                              pool_->num_threads());
   list_phases();
   selecting_ = false;
   open_kind_ = -1;
@@ -106,16 +112,29 @@ void DecoderStack::run(const StackStep& step) {
   if (interrupted_) throw std::runtime_error("the step was broken off");
 }
 
+// Steps of many rows (prompts) take blocks of rows through all linears between two attentions: what
+// lies between the linears of a block stays in its core's second-level cache, in rows that the next
+// block uses again. Only weights are then read from further away, once a block.
+int DecoderStack::choose_block_rows() const {
+  const int threads = pool_->num_threads(), rows = step_.num_rows, most = kernels().row_block;
+  // Between the linears of a block nobody looks for what is not finite, or makes rows int16.
+  if (!most || quantises_ || step_.first_bad || rows < kFewestBlockRows * threads) return 0;
+  const int blocks = threads * ceil_div(rows, most * threads);
+  return ceil_div(ceil_div(rows, blocks), kPanel) * kPanel;
+}
+
 void DecoderStack::reserve(const StackStep& step) {
   const StackShape& s = shape_;
   const int t = step.num_rows, bytes = element_bytes(row_type_);
   const int q_size = s.num_q_heads * s.head_dim, kv_size = s.num_kv_heads * s.head_dim;
+  const int between = block_rows_ ? max_int(block_rows_ * pool_->num_threads(), step.num_logits_rows)
+                                  : t;
   residual_.reserve(t, int64_t(s.hidden_size) * 4);
-  x_.reserve(t, int64_t(s.hidden_size) * bytes);
-  qkv_.reserve(t, int64_t(q_size + 2 * kv_size) * 4);
+  x_.reserve(between, int64_t(s.hidden_size) * bytes);
+  qkv_.reserve(between, int64_t(q_size + 2 * kv_size) * 4);
   q_.reserve(t, int64_t(q_size) * bytes);
   attended_.reserve(t, int64_t(q_size) * bytes);
-  act_.reserve(t, int64_t(s.intermediate_size) * bytes);
+  act_.reserve(between, int64_t(s.intermediate_size) * bytes);
   selected_residual_.reserve(step.num_logits_rows, int64_t(s.hidden_size) * 4);
   selected_.reserve(step.num_logits_rows, int64_t(q_size) * bytes);
   if (quantises_) {
@@ -164,13 +183,18 @@ void DecoderStack::list_phases() {
   const bool merge = step_.plan->needs_merge(), logits = step_.num_logits_rows > 0;
   for (int l = 0; l < shape_.num_layers; ++l) {
     const bool last = l + 1 == shape_.num_layers;
-    phases_.push_back({kInputNorm, l});
-    phases_.push_back({kQkv, l});
-    phases_.push_back({kRope, l});
+    if (block_rows_) {
+      phases_.push_back({kRowBlock, l});
+    } else {
+      for (Kind kind : {kInputNorm, kQkv, kRope}) phases_.push_back({kind, l});
+    }
     if (last && !logits) return;  // keys and values were all that was wanted
     phases_.push_back({kAttention, l});
     if (merge) phases_.push_back({kMerge, l});
-    if (last) phases_.push_back({kSelect, l});
+    if (last)
+      phases_.push_back({kSelect, l});
+    else if (block_rows_)
+      continue;  // the rest of the layer begins the next layer's blocks
     if (quantises_) phases_.push_back({kQuantiseO, l});
     for (Kind kind : {kO, kPostNorm, kGateUp}) phases_.push_back({kind, l});
     if (quantises_) phases_.push_back({kQuantiseDown, l});
@@ -276,12 +300,14 @@ int DecoderStack::num_chunks(int phase) {
       attention_.k_cache = layers_[size_t(p.layer)].k_cache;
       attention_.v_cache = layers_[size_t(p.layer)].v_cache;
       return int(jobs_.size());
+    case kRowBlock:
     case kRope: {
       StackLayer& layer = layers_[size_t(p.layer)];
       rope_.q_norm = layer.q_norm.empty() ? nullptr : layer.q_norm.data();
       rope_.k_norm = layer.k_norm.empty() ? nullptr : layer.k_norm.data();
       rope_.k_cache = layer.k_cache;
       rope_.v_cache = layer.v_cache;
+      if (p.kind == kRowBlock) return ceil_div(rows, block_rows_);
       return rows <= 2 ? 1 : ceil_div(rows, max_int(2, min_int(kRowsPerChunk, rows / 8)));
     }
     case kMerge:
@@ -291,15 +317,40 @@ int DecoderStack::num_chunks(int phase) {
   }
 }
 
-void DecoderStack::norm_rows(const Phase& p, int row0, int row1) const {
+void DecoderStack::norm_rows(const Phase& p, int row0, int row1, ptrdiff_t shift) const {
   const Rows& from = selecting_ ? selected_residual_ : residual_;
   const float* weight = p.kind == kFinalNorm ? norm_.data()
                         : p.kind == kInputNorm ? layers_[size_t(p.layer)].input_norm.data()
                                                : layers_[size_t(p.layer)].post_norm.data();
   kernels().rms_norm(reinterpret_cast<const float*>(from.at()), from.stride / 4, weight,
-                     shape_.hidden_size, shape_.rms_norm_eps, x_.at(), x_.stride, row_type_, row0,
-                     row1);
+                     shape_.hidden_size, shape_.rms_norm_eps, x_.at(shift), x_.stride, row_type_,
+                     row0, row1);
   if (quantises_) quantise_rows(linear_of(p), x_, row0, row1);
+}
+
+// The end of the layer before, and this layer up to its attention. What lies between the linears is
+// kept in rows of the thread's own.
+void DecoderStack::run_row_block(int layer, int row0, int row1, int thread) const {
+  const ptrdiff_t shift = ptrdiff_t(thread) * block_rows_ - row0;
+  const auto multiply = [&](Kind kind, int of) {
+    const Phase p{kind, of};
+    LinearArgs a = linear_args(p);
+    a.next = next_weights(p);
+    if (kind != kO) a.x += shift * a.x_stride;
+    if (kind == kQkv || kind == kGateUp) a.y += shift * a.y_stride;
+    kernels().linear(a, row0, row1, 0, linear_of(p).num_panels());
+  };
+  if (layer > 0) {
+    multiply(kO, layer - 1);
+    norm_rows({kPostNorm, layer - 1}, row0, row1, shift);
+    multiply(kGateUp, layer - 1);
+    multiply(kDown, layer - 1);
+  }
+  norm_rows({kInputNorm, layer}, row0, row1, shift);
+  multiply(kQkv, layer);
+  RopeArgs rope = rope_;
+  rope.qkv += shift * rope.qkv_stride;
+  kernels().rope_and_write(rope, row0, row1);
 }
 
 void DecoderStack::quantise_rows(const PackedLinear& w, const Rows& from, int row0, int row1) const {
@@ -320,6 +371,9 @@ void DecoderStack::run(int phase, int chunk, int thread) {
       return;
     case kInputNorm: case kPostNorm: case kFinalNorm:
       return norm_rows(p, row0, row1);
+    case kRowBlock:
+      return run_row_block(p.layer, chunk * block_rows_, min_int(rows, (chunk + 1) * block_rows_),
+                           thread);
     case kRope: {
       const int step = rows <= 2 ? rows : max_int(2, min_int(kRowsPerChunk, rows / 8));
       return k.rope_and_write(rope_, chunk * step, min_int(rows, (chunk + 1) * step));
@@ -349,7 +403,8 @@ void DecoderStack::run(int phase, int chunk, int thread) {
 std::vector<std::pair<std::string, double>> DecoderStack::timings() const {
   static const char* const names[kNumKinds] = {
       "embed", "input_norm", "qkv", "rope_and_write", "attention", "merge", "select",
-      "quantise_o", "o", "post_norm", "gate_up", "quantise_down", "down", "final_norm", "head"};
+      "quantise_o", "o", "post_norm", "gate_up", "quantise_down", "down", "final_norm", "head",
+      "row_blocks"};
   std::vector<std::pair<std::string, double>> out;
   for (int i = 0; i < kNumKinds; ++i) out.emplace_back(names[i], seconds_[i]);
   return out;

@@ -70,7 +70,7 @@ class DecoderStack final : private Work {
  private:
   enum Kind {
     kEmbed, kInputNorm, kQkv, kRope, kAttention, kMerge, kSelect, kQuantiseO, kO, kPostNorm,
-    kGateUp, kQuantiseDown, kDown, kFinalNorm, kHead, kNumKinds
+    kGateUp, kQuantiseDown, kDown, kFinalNorm, kHead, kRowBlock, kNumKinds
   };
   struct Phase {
     Kind kind;
@@ -88,13 +88,16 @@ class DecoderStack final : private Work {
   int num_chunks(int phase) override;
   void run(int phase, int chunk, int thread) override;
 
+  int choose_block_rows() const;
   void reserve(const StackStep& step);
   void list_phases();
   int rows_of(const Phase& p) const;
   LinearArgs linear_args(const Phase& p) const;
+  void run_row_block(int layer, int row0, int row1, int thread) const;
   const char* next_weights(const Phase& p) const;
   const PackedLinear& linear_of(const Phase& p) const;
-  void norm_rows(const Phase& p, int row0, int row1) const;
+  // shift: rows of x_ from a row's place to where it is kept.
+  void norm_rows(const Phase& p, int row0, int row1, ptrdiff_t shift = 0) const;
   void note_bad(const Phase& done) const;
   void quantise_rows(const PackedLinear& w, const Rows& from, int row0, int row1) const;
 
@@ -111,6 +114,7 @@ class DecoderStack final : private Work {
   std::shared_ptr<ThreadPool> pool_;
   StackStep step_{};
   std::vector<Phase> phases_;
+  AttentionPlan cut_plan_;  // the step's, where its runs are cut
   std::vector<AttentionJob> jobs_;
   AttentionArgs attention_{};
   RopeArgs rope_{};
@@ -125,6 +129,7 @@ class DecoderStack final : private Work {
   // The last layer goes on with the rows that have logits only.
   Rows selected_residual_, selected_;
   bool selecting_ = false;
+  int block_rows_ = 0;  // rows a block where blocks of rows go through a layer, else 0
   AttentionScratchPool scratch_;
 
   double seconds_[kNumKinds] = {};

@@ -16,6 +16,7 @@ namespace COTRT_ISA {
 #include "tile.h"
 #include "epilogue.h"
 #include "attention_keys.h"
+#include "attention_weights.h"
 #include "attention.h"
 #include "tile_registers.h"
 #include "matrix_tile.h"
@@ -50,6 +51,7 @@ static const KernelTable* table() {
     t.max_tile_rows = kMostTileRows;
     t.products_per_ns = 800;
     t.job_row_unit = kTileHeight;
+    t.row_block = 256;
     t.linear = linear;
     t.attention = attention;
     return t;

@@ -18,16 +18,17 @@ namespace COTRT_ISA {
 #include "epilogue.h"
 #include "linear.h"
 #include "attention_keys.h"
+#include "attention_weights.h"
 #include "attention.h"
 #include "attention_merge.h"
 #include "rows.h"
 #include "sample.h"
 
 static const KernelTable kTable = {
-    COTRT_ISA_NAME, kTileRows,     kProductsPerNs, 1,               packed_type,
-    row_type,       linear,        quantise_rows,  unpack_row,      attention,
-    attention_merge, rope_and_write, write_kv,     rms_norm,        silu_mul,
-    block_maxima,   exp_sum,       sum_at_least,   race,
+    COTRT_ISA_NAME, kTileRows,    kProductsPerNs,  1,              0,
+    packed_type,    row_type,     linear,          quantise_rows,  unpack_row,
+    attention,      attention_merge, rope_and_write, write_kv,     rms_norm,
+    silu_mul,       block_maxima, exp_sum,         sum_at_least,   race,
 };
 
 }  // namespace COTRT_ISA

@@ -70,10 +70,12 @@ struct AttentionArgs {
 // Rows of a group times the query heads of one kv head, "stacked": stacked row s is row
 // s / group_size of the group, query head s % group_size of the kv head.
 struct AttentionJob {
-  int32_t group, kv_head, first, last;  // stacked rows [first, last)
+  int32_t group, first, last;      // stacked rows [first, last) of each kv head
+  int32_t kv_head, num_kv_heads;   // side by side in every block
+  int32_t num_rows() const { return num_kv_heads * (last - first); }  // at most kMaxJobRows
 };
 
-constexpr int kMaxJobRows = 96;
+constexpr int kMaxJobRows = 192;
 constexpr int kMaxHeadDim = 256;
 constexpr int kAttentionChunk = 256;  // tokens a softmax pass, the largest block size
 
@@ -124,6 +126,9 @@ struct KernelTable {
   int max_tile_rows;    // rows that one register tile holds
   int products_per_ns;  // about, of one core at bf16: how much makes a chunk of work
   int job_row_unit;     // stacked rows by which attention is best cut
+  // Rows that a thread takes through all linears between two attentions at once, where a step has
+  // many; 0 where every linear takes all rows of the step.
+  int row_block;
   // What weights that are asked for as a type are packed as: int16 for bf16 where integers are
   // multiplied faster, else what was asked for.
   DType (*packed_type)(DType asked);

@@ -55,8 +55,8 @@ struct MatrixTiles {
       chunk.v_run[n] = to;
       const int pairs = tokens / 2, piece = min_int(bs, kRunTokens) / 2;
       for (int s = 0; s < pairs; s += piece)
-        memcpy(to + s * step_bytes, at(first + t + 2 * s),
-               size_t(min_int(piece, pairs - s)) * size_t(step_bytes));
+        copy_pieces(to + s * step_bytes, at(first + t + 2 * s),
+                    size_t(min_int(piece, pairs - s)) * size_t(step_bytes));
       int filled = pairs;
       if (tokens % 2) {  // the last token beside a zero
         const char* pair = at(first + t + 2 * pairs);

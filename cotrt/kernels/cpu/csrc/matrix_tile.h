@@ -39,15 +39,15 @@ inline void multiply(const char* x, ptrdiff_t x_stride, int second_row, const ch
 template <int RT, int NT, bool kAccumulate, int I = 0>
 inline void begin_sums(const TileArgs& a) {
   if constexpr (I < RT * NT) {
-    if constexpr (kAccumulate) {
+    if (!kAccumulate || a.start == TileArgs::kZeros) {
+      tile_zero<I>();
+    } else {
       float* c = a.c + (I / NT ? a.second_row : 0) * a.c_stride + I % NT * kLanes;
-      for (int m = 0; m < kTileHeight; ++m) {
+      for (int m = 0; m < kTileHeight && a.start == TileArgs::kScaled; ++m) {
         float* row = c + m * a.c_stride;
         store(row, mul(load(row), set1(a.c_scale[I / NT * kTileHeight + m])));
       }
       tile_load<I>(c, a.c_stride * 4);
-    } else {
-      tile_zero<I>();
     }
     begin_sums<RT, NT, kAccumulate, I + 1>(a);
   }
@@ -61,11 +61,17 @@ inline void end_sums(const TileArgs& a) {
   }
 }
 
+// Vector work between two products' loads: none.
+struct NothingBeside {
+  void operator()() {}
+};
+
 // TileArgs as tile.h has them, inside a TileScope, with these differences. kDistinct: at least 16
-// steps; a number of them that is no multiple of 16 has its last ones in x_tail. Not kDistinct:
-// every run has 16 steps.
-template <class T, int RT, int NT, bool kDistinct, bool kAccumulate>
-static void matrix_tile(const TileArgs& a) {
+// steps; a number of them that is no multiple of 16 has its last ones in x_tail, and ahead_stride is
+// a multiple of 4. Not kDistinct: every run has 16 steps.
+// beside: called once every 16 steps; its vector instructions run while matrices are multiplied.
+template <class T, int RT, int NT, bool kDistinct, bool kAccumulate, class Beside>
+inline void matrix_tile_beside(const TileArgs& a, Beside&& beside) {
   static_assert(RT * NT <= 4, "four registers hold sums");
   begin_sums<RT, NT, kAccumulate>(a);
   const char* w[NT];
@@ -78,6 +84,7 @@ static void matrix_tile(const TileArgs& a) {
         __builtin_prefetch(ahead, 0, 2);
       multiply<T, RT, NT>(a.x + s * kStepBytes, a.x_stride, a.second_row, w, a.step_stride);
       for (int j = 0; j < NT; ++j) w[j] += kTileSteps * a.step_stride;
+      beside();
     }
     if (const int rest = steps % kTileSteps) {
       // The last 16 steps once more: those that are done meet zeros.
@@ -92,6 +99,10 @@ static void matrix_tile(const TileArgs& a) {
     }
   }
   end_sums<RT, NT>(a);
+}
+template <class T, int RT, int NT, bool kDistinct, bool kAccumulate>
+static void matrix_tile(const TileArgs& a) {
+  matrix_tile_beside<T, RT, NT, kDistinct, kAccumulate>(a, NothingBeside{});
 }
 
 // TileArgs::x_tail of `rows` rows: the last 16 steps, zeros for those that lie in whole tiles.

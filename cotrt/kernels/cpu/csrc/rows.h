@@ -106,6 +106,60 @@ static inline void rope_head(const float* x, const float* norm, float eps, const
   for (i = rot_dim; i < d; ++i) y[i] = x[i];
 }
 
+// K or V of 16 rows that fill a block's 16 lanes, side by side in `rows`, as whole lines: one by one
+// they would write every line of K sixteen times.
+static inline void write_k_lanes(const char* rows, ptrdiff_t row_bytes, char* to, int steps) {
+  for (int s = 0; s < steps; ++s)
+    for (int t = 0; t < kLanes; ++t)
+      memcpy(to + (s * kLanes + t) * kStepBytes, rows + t * row_bytes + s * kStepBytes, kStepBytes);
+}
+static inline void write_v_pairs(const bf16* rows, int d, char* to) {
+  for (int t = 0; t < kLanes; t += 2) {
+    const bf16 *even = rows + t * d, *odd = even + d;
+    uint32_t* pairs = (uint32_t*)(to + ptrdiff_t(t / 2) * d * kStepBytes);
+    for (int i = 0; i < d; ++i) pairs[i] = even[i].bits | uint32_t(odd[i].bits) << 16;
+  }
+}
+
+// Whether rows [row, row + 16) go to 16 tokens that share their lines.
+static inline bool fills_lanes(const RopeArgs& a, int row, int row1) {
+  if (a.type != DType::kBFloat16 || a.block_size < kLanes || row + kLanes > row1) return false;
+  const int64_t slot = a.slot_mapping[row];
+  if (slot < 0 || slot % kLanes) return false;
+  for (int i = 1; i < kLanes; ++i)
+    if (a.slot_mapping[row + i] != slot + i) return false;
+  return true;
+}
+
+// K and V of such rows; their q is rotated one by one.
+template <class T>
+static void write_lanes(const RopeArgs& a, int row) {
+  const int d = a.head_dim, bs = a.block_size, half = a.rot_dim / 2;
+  const int64_t head_bytes = kv_head_bytes(a.type, bs, d), slot = a.slot_mapping[row];
+  const int64_t block = slot / bs * head_bytes * a.num_kv_heads;
+  const ptrdiff_t within = ptrdiff_t(slot % bs) * d * 2;
+  alignas(64) float rotated[kMaxHeadDim];
+  alignas(64) bf16 rows[kLanes * kMaxHeadDim];
+  for (int h = 0; h < 2 * a.num_kv_heads; ++h) {
+    const bool is_k = h < a.num_kv_heads;
+    for (int t = 0; t < kLanes; ++t) {
+      const float* x = a.qkv + (row + t) * a.qkv_stride + ptrdiff_t(a.num_q_heads + h) * d;
+      if (is_k) {
+        const ptrdiff_t angles = ptrdiff_t(a.positions[row + t]) * half;
+        rope_head(x, a.k_norm, a.eps, a.cos + angles, a.sin + angles, d, a.rot_dim, rotated);
+        x = rotated;
+      }
+      for (int i = 0; i < d; i += kLanes) T::store_element((char*)(rows + t * d + i), load(x + i));
+    }
+    char* cache = is_k ? a.k_cache : a.v_cache;
+    char* to = cache + block + (is_k ? h : h - a.num_kv_heads) * head_bytes + within;
+    if (is_k)
+      write_k_lanes((const char*)rows, ptrdiff_t(d) * 2, to, d / 2);
+    else
+      write_v_pairs(rows, d, to);
+  }
+}
+
 template <class T>
 static void rope_and_write_typed(const RopeArgs& a, int row0, int row1) {
   using E = typename T::Element;
@@ -114,11 +168,18 @@ static void rope_and_write_typed(const RopeArgs& a, int row0, int row1) {
   const int64_t head_bytes = kv_head_bytes(a.type, bs, d);
   alignas(64) float rotated[kMaxHeadDim];
   alignas(64) E narrow[kMaxHeadDim];
+  int written = row0;  // K and V of the rows before it
   for (int r = row0; r < row1; ++r) {
+    if constexpr (sizeof(E) == 2) {
+      if (r >= written && fills_lanes(a, r, row1)) {
+        write_lanes<T>(a, r);
+        written = r + kLanes;
+      }
+    }
     const float* x = a.qkv + r * a.qkv_stride;
     const ptrdiff_t angles = ptrdiff_t(a.positions[r]) * half;
     const float *cos = a.cos + angles, *sin = a.sin + angles;
-    const int64_t slot = a.slot_mapping[r];
+    const int64_t slot = r < written ? -1 : a.slot_mapping[r];
     const int64_t block = slot / bs * head_bytes * a.num_kv_heads;
     const int token = int(slot % bs);
     for (int h = 0; h < a.num_kv_heads && slot >= 0; ++h)

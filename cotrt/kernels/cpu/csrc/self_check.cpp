@@ -134,7 +134,7 @@ bool attention_agrees(const KernelTable& table, int block_size, int branches) {
   a.row_partial_offsets = partial_offsets.data();
   AlignedBuffer scratch;
   scratch.reserve(attention_scratch_bytes());
-  const AttentionJob job{0, 0, 0, rows};
+  const AttentionJob job{0, 0, rows, 0, 1};
   a.out = reinterpret_cast<char*>(found.data());
   table.attention(a, job, nullptr, scratch.data());
   a.q = reinterpret_cast<const char*>(wide.data());

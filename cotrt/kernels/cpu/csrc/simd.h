@@ -11,6 +11,16 @@
 #include "simd_generic.h"
 #endif
 
+#if !defined(COTRT_AVX512)
+// out[0, n): reduce_max (reduce_add) of each of n rows, 1 to 16.
+inline void reduce_max_each(const F* rows, int n, float* out) {
+  for (int m = 0; m < n; ++m) out[m] = reduce_max(rows[m]);
+}
+inline void reduce_add_each(const F* rows, int n, float* out) {
+  for (int m = 0; m < n; ++m) out[m] = reduce_add(rows[m]);
+}
+#endif
+
 // Adding it leaves the nearest integer in the low bits; |x| < 2^22.
 constexpr float kShifter = 12582912.f;
 

@@ -18,6 +18,37 @@ inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline float reduce_add(F a) { return _mm512_reduce_add_ps(a.v); }
 inline float reduce_max(F a) { return _mm512_reduce_max_ps(a.v); }
+// Lane m of the result: the lanes of row m folded in the order of reduce_add and reduce_max. Pairs of
+// rows share a register from the first fold on, where each row alone would take as many steps.
+template <class Fold>
+inline F fold_rows(const F* rows, Fold fold) {
+  __m512 a[8], b[4], c[2];
+  for (int m = 0; m < 8; ++m) {  // 8 lanes of row m, 8 of row m + 8
+    const __m512 x = rows[m].v, y = rows[m + 8].v;
+    a[m] = fold(_mm512_shuffle_f32x4(x, y, 0xEE), _mm512_shuffle_f32x4(x, y, 0x44));
+  }
+  for (int m = 0; m < 4; ++m)  // 4 lanes of rows m, m + 8, m + 4, m + 12
+    b[m] = fold(_mm512_shuffle_f32x4(a[m], a[m + 4], 0xDD),
+                _mm512_shuffle_f32x4(a[m], a[m + 4], 0x88));
+  for (int m = 0; m < 2; ++m)
+    c[m] = fold(_mm512_shuffle_ps(b[m], b[m + 2], 0x44), _mm512_shuffle_ps(b[m], b[m + 2], 0xEE));
+  const __m512 d = fold(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xDD));
+  const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+  return {_mm512_permutexvar_ps(order, d)};
+}
+// out[0, 16) of n rows, 1 to 16: reduce_max (reduce_add) of each, to the bit.
+template <class Fold>
+inline void fold_each(const F* rows, int n, float* out, Fold fold) {
+  F all[kLanes];
+  for (int m = 0; m < kLanes; ++m) all[m] = rows[m < n ? m : 0];
+  store(out, fold_rows(all, fold));
+}
+inline void reduce_max_each(const F* rows, int n, float* out) {
+  fold_each(rows, n, out, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+}
+inline void reduce_add_each(const F* rows, int n, float* out) {
+  fold_each(rows, n, out, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
+}
 // a * 2^n by the exponent's bits; `shifted` is n + kShifter, so that n lies in its low bits.
 inline F add_exponent(F a, F shifted) {
   return {_mm512_castsi512_ps(_mm512_add_epi32(

@@ -24,6 +24,8 @@ struct TileArgs {
   // Of scaled tiles alone (scaled_tile.h).
   const float* x_scale = nullptr;  // of the first row
   ptrdiff_t x_scale_stride = 0;    // floats from a row to the next
+  // Of matrix tiles again: what sums that go on begin with, c scaled, c itself, or nothing yet.
+  enum Start { kScaled, kAsIs, kZeros } start = kScaled;
 };
 
 // One part of a step: a lane group's weights times every row's element.
