@@ -6,13 +6,15 @@ side, for its interleaved rotation); they are put back here.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelLoadError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 # GGUF's architecture name -> our family. llama.cpp files Mistral under llama.
@@ -106,9 +108,14 @@ class GgufSource:
             values = np.array(values, order="C")
         return torch.from_numpy(values)
 
-    def sample(self, name: str) -> bytes:
-        flat = self._tensors[name].data.reshape(-1)
-        return bytes(flat[:: max(1, len(flat) // 64)][:64].tobytes())
+    def files(self) -> Sequence[Path]:
+        return [self.path]
+
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        import numpy as np
+
+        tensor = self._tensors[name]
+        return tensor.tensor_type.name, np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8)
 
     @property
     def dtype(self) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from ..errors import ModelLoadError
 from .config import ModelConfig, read_json
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 logger = logging.getLogger("cotrt")
@@ -45,8 +49,11 @@ class WeightSource(Protocol):
     def get(self, name: str) -> Tensor:
         """A tensor: mapped where its storage allows; do not write to it, do not outlive close."""
 
-    def sample(self, name: str) -> bytes:
-        """Some of a tensor's bytes as they are stored, spread over it; cheap."""
+    def files(self) -> Sequence[Path]:
+        """The files that it reads."""
+
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        """How a tensor's elements are stored, and its bytes in the map."""
 
     def close(self) -> None:
         """Give the maps back."""
@@ -176,6 +183,7 @@ class SafetensorsSource:
         """
         self._stack: list[AbstractContextManager[Any]] = []
         self._where: dict[str, Any] = {}
+        self._files = list(files)
         try:
             for path, names in files.items():
                 self._open(path, names)
@@ -233,12 +241,14 @@ class SafetensorsSource:
         tensor: Tensor = self._where[stored].get_tensor(stored)
         return tensor
 
-    def sample(self, name: str) -> bytes:
+    def files(self) -> Sequence[Path]:
+        return self._files
+
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
         import torch
 
-        values = self.get(name).flatten()
-        values = values[:: max(1, values.numel() // 64)][:64].contiguous()
-        return values.view(torch.uint8).numpy().tobytes()
+        values = self.get(name)
+        return str(values.dtype), values.flatten().view(torch.uint8).numpy()
 
     def close(self) -> None:
         self._where = {}
@@ -313,15 +323,42 @@ def _no_weights(folder: Path) -> str:
     return f"{folder} has no safetensors: the download did not end, or it is no model folder."
 
 
-def fingerprint(source: WeightSource, config: ModelConfig) -> str:
-    """A hash of config, tensor names and shapes, and a sample of each tensor's values.
+# Of fingerprints that cover every byte. Older ones, of a sample of the values, begin otherwise.
+_FULL = "full-"
 
-    Two models with the same fingerprint compute the same KV; it is read in milliseconds.
+
+def covers_every_byte(mark: str) -> bool:
+    """Whether a fingerprint was made of every byte of a model's weights."""
+    return mark.startswith(_FULL)
+
+
+def fingerprint(source: WeightSource, config: ModelConfig) -> str:
+    """A hash of the config and of every byte of every tensor.
+
+    Two models with the same fingerprint compute the same KV. The weights are read for it once: the
+    hash is kept (`kept_hash`). How they are spread over files says nothing.
+
+    Raises:
+        ModelLoadError: a file cannot be read, or changes meanwhile.
     """
+    from .content_hash import kept_hash
+
     digest = hashlib.sha256()
     shown = {k: v for k, v in config.raw.items() if k not in ("_name_or_path", "dtype")}
     digest.update(json.dumps(shown, sort_keys=True, default=str).encode())
-    for name in sorted(source.names()):
-        digest.update(f"{name}{source.shape(name)}".encode())
-        digest.update(source.sample(name))
-    return digest.hexdigest()[:32]
+    digest.update(kept_hash("sha256 of tensors", source.files(), lambda: _hash_tensors(source)))
+    return _FULL + digest.hexdigest()[:32]
+
+
+def _hash_tensors(source: WeightSource) -> bytes:
+    def one(name: str) -> bytes:
+        kind, data = source.stored(name)
+        head = f"{name}{source.shape(name)}{kind}:".encode()
+        # Hashing lets other threads run meanwhile.
+        return head + hashlib.sha256(data.data).digest()
+
+    whole = hashlib.sha256()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1), "cotrt-hash") as threads:
+        for part in threads.map(one, sorted(source.names())):
+            whole.update(part)
+    return whole.digest()

@@ -126,12 +126,16 @@ def _has_the_same_bits(runtime: Runtime, file: SavedFile) -> bool:
 
 def _check_model(runtime: Runtime, file: SavedFile) -> None:
     """The KV in the file is the model's own."""
+    from cotrt.models.weights import covers_every_byte
+
     model = runtime.engine.model
     # Files were once made whose fingerprint went on with the kernels of a deterministic model.
     fingerprint = file.fingerprint.partition("-deterministic-")[0]
     if fingerprint == model.fingerprint and file.shape == model.kv_shape:
         return
     what = "weights, dtype or RoPE differ"
+    if covers_every_byte(model.fingerprint) and not covers_every_byte(fingerprint):
+        what = "an older version saved it, whose fingerprint did not cover every weight"
     if file.shape != model.kv_shape:
         what = f"its KV is {_shape(file.shape)}, this model's is {_shape(model.kv_shape)}"
     raise SavedBranchError(

@@ -15,7 +15,9 @@ from tokens import TEMPLATE
 
 from cotrt.errors import ModelLoadError
 from cotrt.models import load
+from cotrt.models.config import ModelConfig
 from cotrt.models.gguf import GgufSource
+from cotrt.models.weights import fingerprint
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -238,3 +240,20 @@ def test_a_gguf_file_beside_a_tokenizer_that_is_code_alone_is_refused(tmp_path: 
     with pytest.raises(ModelLoadError, match="its tokenizer cannot be read"):
         load(path)
     assert never_ran(mark)
+
+
+def test_every_byte_of_a_file_decides_its_fingerprint(tmp_path: Path) -> None:
+    path = write(make_model("llama", head_dim=32), tmp_path / "model.gguf", "Q8_0")
+
+    def mark() -> str:
+        source = GgufSource(path)
+        found = fingerprint(source, ModelConfig.from_dict(source.config(), "model"))
+        source.close()
+        return found
+
+    before = mark()
+    assert mark() == before
+    data = bytearray(path.read_bytes())
+    data[-1000] ^= 1
+    path.write_bytes(data)
+    assert mark() != before

@@ -110,6 +110,13 @@ class DiskStore:
         self._has_written = False  # since the folder was looked at
         if keep:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if count := record_folder.remove_old(self.folder):
+                logger.warning(
+                    "%s: removed %d records of an older version: their keys did not cover every "
+                    "weight of the model",
+                    self.folder,
+                    count,
+                )
             self._scan()
             if self._used > max_bytes:
                 self._start()

@@ -18,7 +18,9 @@ import numpy as np
 from cotrt.plan import UInt8
 
 MAGIC = b"cotrtKV\x01"
-SUFFIX = ".kv"
+SUFFIX = ".2.kv"
+# Of records whose keys were made from a sample of a model's weights: they may be another model's.
+OLD_SUFFIX = ".kv"
 # magic, key, tokens, bytes of the record, blake2b-128 of all that and of the record
 _HEADER = struct.Struct("<8s32sIQ16s")
 HEADER_BYTES = _HEADER.size
@@ -33,12 +35,17 @@ def name_of(key: bytes) -> str:
     return key.hex() + SUFFIX
 
 
-def key_of(name: str) -> bytes | None:
+def is_old(name: str) -> bool:
+    """Whether a file name is that of a record whose key no model has any more."""
+    return key_of(name, OLD_SUFFIX) is not None
+
+
+def key_of(name: str, suffix: str = SUFFIX) -> bytes | None:
     """The key of a file name; None where it is no record's."""
-    if not name.endswith(SUFFIX):
+    if not name.endswith(suffix):
         return None
     try:
-        key = bytes.fromhex(name[: -len(SUFFIX)])
+        key = bytes.fromhex(name[: -len(suffix)])
     except ValueError:
         return None
     return key if len(key) == 32 else None

@@ -36,6 +36,22 @@ def look(folder: Path) -> list[tuple[bytes, int, float]]:
     return found
 
 
+def remove_old(folder: Path) -> int:
+    """Remove records of an older version, whose keys no model has any more; how many there were.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    count = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if record_file.is_old(entry.name):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+                    count += 1
+    return count
+
+
 def _remove_stale(entry: os.DirEntry[str], now: float) -> None:
     """Remove a temporary file whose process is gone."""
     owner = entry.name[len(TEMPORARY) :].partition("-")[0]
