@@ -10,9 +10,6 @@ from cotrt.engine.state import GenerationState
 if TYPE_CHECKING:
     from cotrt.sampling.output_text import TextTokenizer
 
-# So many tokens before the first generated one decide how it is decoded.
-NUM_CONTEXT_TOKENS = 8
-
 
 class StreamText:
     """Turns a generation's tokens into the pieces of its text, in the reader's own thread."""
@@ -31,8 +28,5 @@ class StreamText:
             return ""
         state = self._state
         ended_by_id = last and state.finish_reason == "stop" and not state.matched_text
-        body = ids[:-1] if ended_by_id else ids
-        self._text.append(body)
-        if ended_by_id and ids:
-            self._text.append_end(ids[-1])
+        self._text.append_all(ids, ended_by_token=ended_by_id)
         return self._text.take() + (self._text.finish() if last else "")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelLoadError
+from .token_bytes import decoder_kinds, piece_bytes
 
 
 class FileCodec:
@@ -34,6 +35,10 @@ class FileCodec:
         self.special_tokens: Mapping[str, int] = {
             token.content: i for i, token in added.items() if token.special and token.content
         }
+        self._added = {i: token.content for i, token in added.items()}
+        kinds = decoder_kinds(tokenizer.decoder)
+        self._is_byte_level = "ByteLevel" in kinds
+        self._has_byte_pieces = "ByteFallback" in kinds
         layout = {
             part: _state(getattr(tokenizer, part)) for part in ("normalizer", "pre_tokenizer")
         }
@@ -94,11 +99,19 @@ class FileCodec:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=whole).ids
         return ids
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        if skip_special_tokens:
-            ids = [i for i in ids if i not in self.special_ids]
+    def decode(self, ids: Sequence[int]) -> str:
         text: str = self._main.decode(ids, skip_special_tokens=False)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        if token_id in self._added:
+            return str(self._added[token_id]).encode("utf-8", "replace")
+        piece = self._main.id_to_token(token_id)
+        if piece is None:
+            return None
+        return piece_bytes(
+            piece, is_byte_level=self._is_byte_level, has_byte_pieces=self._has_byte_pieces
+        )
 
     def _variant(self, special: bool, bare: bool) -> Any:
         key = (special, bare)
@@ -208,11 +221,22 @@ class ObjectCodec:
             flags["split_special_tokens"] = True
         return [int(i) for i in self._tokenizer.encode(text, **flags)]
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        if skip_special_tokens:
-            ids = [i for i in ids if i not in self.special_ids]
+    def decode(self, ids: Sequence[int]) -> str:
         flags = {"skip_special_tokens": False} if self._takes_skip else {}
         return str(self._tokenizer.decode(list(ids), **flags))
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        own = self._tokenizer
+        if token_id not in self.special_ids:
+            if callable(single := getattr(own, "decode_single_token_bytes", None)):  # tiktoken's
+                with contextlib.suppress(KeyError, ValueError, TypeError):
+                    return bytes(single(token_id))
+            if callable(convert := getattr(own, "convert_ids_to_tokens", None)):  # transformers'
+                piece = convert(token_id)
+                if isinstance(piece, str):
+                    is_byte_level = hasattr(own, "byte_decoder")
+                    return piece_bytes(piece, is_byte_level=is_byte_level, has_byte_pieces=True)
+        return None
 
 
 def _accepts(function: Any, name: str) -> bool:

@@ -49,8 +49,11 @@ class Codec(Protocol):
             continues: the text follows other text: no dummy space at its start.
         """
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; ids that have none are left out."""
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Bytes of one token; None where they are those of its text, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +202,9 @@ class Tokenizer:
         stands for a character whose last bytes are still to come.
         """
         kept = [int(i) for i in ids if 0 <= i < self.vocab_size]
-        return self._codec.decode(kept, skip_special_tokens)
+        if skip_special_tokens:
+            kept = [i for i in kept if i not in self.all_special_ids]
+        return self._codec.decode(kept)
 
     def token_text(self, token_id: int) -> str:
         """Text of one token as it stands inside a text (its leading space included)."""
@@ -209,6 +214,21 @@ class Tokenizer:
         ids, text = self._anchor
         longer = self.decode([*ids, token_id])
         return longer[len(text) :] if longer.startswith(text) else self.decode([token_id])
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Bytes of one token as they stand inside a text, its leading space included.
+
+        A token may be a part of a character. One that has no text has no bytes; None says that the
+        tokenizer does not tell them.
+        """
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        found = self._codec.token_bytes(token_id)
+        if found is not None:
+            return found
+        text = self.token_text(token_id)
+        # A replacement character stands for bytes that are no text by themselves.
+        return None if "\ufffd" in text else text.encode("utf-8", "replace")
 
     # Chats
 

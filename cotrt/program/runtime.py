@@ -272,7 +272,7 @@ class Runtime:
         Args:
             seed: an explicit seed; None takes ``params.seed``, and without one the branch's own.
         """
-        from cotrt.engine.text import NUM_CONTEXT_TOKENS
+        from cotrt.sampling.detokenizer import NUM_CONTEXT_IDS
         from cotrt.sampling.output_text import OutputText
         from cotrt.sampling.processors import LogitsProcessor
 
@@ -287,7 +287,7 @@ class Runtime:
             eos_token_ids=self.eos_ids,
             tokenizer=self.tokenizer,
         )
-        context = seq.ids(max(0, start - NUM_CONTEXT_TOKENS), start)
+        context = seq.ids(max(0, start - NUM_CONTEXT_IDS), start)
         history: list[int] | None = None
         if processor is not None:
             ids, sampled = seq.ids(), seq.span.slice_sampled(0, start)
@@ -354,5 +354,11 @@ class Runtime:
 
         return logprob_dict(token, scores.logprob, scores.top, self.tokenizer)
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return self._need_tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)  # type: ignore[no-any-return]
+    def decode(
+        self, ids: Sequence[int], before: Sequence[int] = (), *, skip_special_tokens: bool = False
+    ) -> str:
+        """Text of ids as it follows `before`, whose last NUM_CONTEXT_IDS are enough."""
+        from cotrt.sampling.detokenizer import text_after
+
+        tokenizer = self._need_tokenizer()
+        return text_after(tokenizer, ids, before, skip_special_tokens=skip_special_tokens)

@@ -1,4 +1,8 @@
-"""Token ids to text as they come, in linear time.
+"""The text of token ids that follow other ids: as they come, or at once, in linear time.
+
+Some decoders treat the start of a text in their own way (SentencePiece drops a space there), and a
+character may be begun by the ids before. So no text is ever made of a slice of ids alone: every
+text of the house comes from a `Detokenizer`, which is told what stands before.
 
 A window of the last ids is decoded again with every append. What the new text adds to the old is
 given out, but for replacement characters at the end, which may stand for the first bytes of a
@@ -15,6 +19,8 @@ REPLACEMENT = "\ufffd"
 # A window this long is cut. Both numbers leave room for some characters of four tokens each.
 MAX_WINDOW = 24
 MIN_CONTEXT = 6
+# Callers hand over so many of the ids before, or all where there are fewer.
+NUM_CONTEXT_IDS = MAX_WINDOW
 # Ids that have no text (skipped special tokens) cannot serve as context alone; this many may wait.
 MAX_SILENT_WINDOW = 256
 
@@ -23,6 +29,21 @@ class Decoder(Protocol):
     """What is asked of a tokenizer here."""
 
     def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool = False) -> str: ...
+
+
+def text_after(
+    tokenizer: Decoder,
+    ids: Sequence[int],
+    before: Sequence[int] = (),
+    *,
+    skip_special_tokens: bool = False,
+) -> str:
+    """Text of `ids` where they stand after `before`; of which the last NUM_CONTEXT_IDS are enough.
+
+    A character that `before` began and `ids` complete is part of the text.
+    """
+    text = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, context_ids=before)
+    return text.append(ids) + text.flush()
 
 
 class Detokenizer:
