@@ -425,8 +425,9 @@ def _strings(value: Any) -> list[str]:
 
 def _unused_character(texts: Sequence[str]) -> str:
     """A private-use character that none of the texts holds."""
+    used = set().union(*texts)
     for code in range(0xE100, 0xF8FF):
-        if not any(chr(code) in text for text in texts):
+        if chr(code) not in used:
             return chr(code)
     raise InvalidRequestError("messages use every private-use character there is.")
 
