@@ -12,15 +12,27 @@ if TYPE_CHECKING:
 
 
 class StreamText:
-    """Turns a generation's tokens into the pieces of its text, in the reader's own thread."""
+    """Turns a generation's tokens into the pieces of its text, in the reader's own thread.
 
-    def __init__(self, tokenizer: TextTokenizer | None, state: GenerationState) -> None:
+    Args:
+        tokenizer: of the model; None gives no text.
+        state: of the generation.
+        hides_end: never show the token that ended it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer | None,
+        state: GenerationState,
+        *,
+        hides_end: bool = False,
+    ) -> None:
         self._state = state
         self._text = None
         if tokenizer is not None:
             from cotrt.sampling.output_text import OutputText
 
-            self._text = OutputText(tokenizer, state.params, state.context)
+            self._text = OutputText(tokenizer, state.params, state.context, hides_end=hides_end)
 
     def append(self, ids: Sequence[int], last: bool) -> str:
         """New text that is final; `last` says that no more ids come."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelLoadError
+from .chat_reading import AddedToken
 from .token_bytes import decoder_kinds, piece_bytes
 
 
@@ -35,7 +36,9 @@ class FileCodec:
         self.special_tokens: Mapping[str, int] = {
             token.content: i for i, token in added.items() if token.special and token.content
         }
-        self._added = {i: token.content for i, token in added.items()}
+        self.added_tokens: Mapping[int, AddedToken] = {
+            i: AddedToken(token.content, token.lstrip, token.rstrip) for i, token in added.items()
+        }
         kinds = decoder_kinds(tokenizer.decoder)
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_pieces = "ByteFallback" in kinds
@@ -43,7 +46,7 @@ class FileCodec:
             part: _state(getattr(tokenizer, part)) for part in ("normalizer", "pre_tokenizer")
         }
         self._has_dummy_space = _without_dummy_space(layout) is not None
-        self.space_after_special = self._has_dummy_space and not _only_first(layout)
+        self.space_after_added = self._has_dummy_space and not _only_first(layout)
 
     @classmethod
     def from_file(cls, path: Path, settings: Mapping[str, Any]) -> FileCodec:
@@ -104,8 +107,8 @@ class FileCodec:
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        if token_id in self._added:
-            return str(self._added[token_id]).encode("utf-8", "replace")
+        if token_id in self.added_tokens:
+            return self.added_tokens[token_id].text.encode("utf-8", "replace")
         piece = self._main.id_to_token(token_id)
         if piece is None:
             return None
@@ -177,7 +180,7 @@ def _only_first(layout: Mapping[str, Any]) -> bool:
 
 def _add_configured_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
     """Tokens that tokenizer_config.json knows and tokenizer.json lacks; whether there were any."""
-    from tokenizers import AddedToken
+    from tokenizers import AddedToken as FileToken
 
     have = tokenizer.get_added_tokens_decoder()
     missing = []
@@ -187,7 +190,7 @@ def _add_configured_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
         if int(key) not in have and isinstance(entry, Mapping):
             flags = {k: v for k, v in entry.items() if k in ("lstrip", "rstrip", "normalized")}
             flags.update(special=entry.get("special", False))
-            missing.append(AddedToken(entry["content"], **flags))
+            missing.append(FileToken(entry["content"], **flags))
     if missing:
         tokenizer.add_tokens(missing)
     return bool(missing)
@@ -196,7 +199,7 @@ def _add_configured_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
 class ObjectCodec:
     """A user's own tokenizer object; what it cannot do is not pretended."""
 
-    space_after_special = False
+    space_after_added = False
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -209,6 +212,9 @@ class ObjectCodec:
         texts = getattr(tokenizer, "all_special_tokens", None) or ()
         ids = getattr(tokenizer, "all_special_ids", None) or ()
         self.special_tokens: Mapping[str, int] = dict(zip(texts, ids, strict=False))
+        self.added_tokens: Mapping[int, AddedToken] = {
+            i: AddedToken(text) for text, i in self.special_tokens.items()
+        }
         self._takes_flag = _accepts(tokenizer.encode, "add_special_tokens")
         self._takes_skip = _accepts(tokenizer.decode, "skip_special_tokens")
         self._takes_split = _accepts(tokenizer.encode, "split_special_tokens")

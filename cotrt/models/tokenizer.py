@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from ..errors import InvalidRequestError, ModelLoadError
 from . import chat_template as templates
+from .chat_reading import AddedToken, common_ids, read_chat
 from .codec import FileCodec, ObjectCodec
 from .config import read_json
 
@@ -31,13 +32,15 @@ class Codec(Protocol):
         vocab_size: ids in all, added tokens included.
         special_ids: ids that ``skip_special_tokens`` leaves out.
         special_tokens: spelling of each token that is matched whole because it is special.
-        space_after_special: a text after a special token gets a dummy space, too.
+        added_tokens: all tokens that are matched whole, by id.
+        space_after_added: a text after one of those gets a dummy space, too.
     """
 
     vocab_size: int
     special_ids: frozenset[int]
     special_tokens: Mapping[str, int]
-    space_after_special: bool
+    added_tokens: Mapping[int, AddedToken]
+    space_after_added: bool
 
     def encode(self, text: str, *, whole: bool, special: bool, continues: bool) -> list[int]:
         """Ids of a text.
@@ -79,6 +82,8 @@ class Tokenizer:
         eos_token_id: None where it names no EOS.
         vocab_size: ids in all, added tokens included.
         all_special_ids: what ``skip_special_tokens`` leaves out.
+        added_tokens: tokens that are matched whole in a text, by id.
+        space_after_added: a text after one of those gets a dummy space, as at its start.
         chat_template: jinja source, by name; "default" is the one used without tools.
     """
 
@@ -101,9 +106,12 @@ class Tokenizer:
         if isinstance(chat_template, str):
             chat_template = {"default": chat_template}
         self.chat_templates: dict[str, str] = dict(chat_template or {})
-        self._spellings = re.compile(
-            "|".join(map(re.escape, sorted(codec.special_tokens, key=len, reverse=True))) or "(?!)"
-        )
+        self.added_tokens = codec.added_tokens
+        self.space_after_added = codec.space_after_added
+        self._spellings = _any_of(codec.special_tokens)
+        added = {token.text for token in codec.added_tokens.values()}
+        self._added_spellings = _any_of(added)
+        self._plain_spellings = _any_of(added - set(codec.special_tokens))
         self._anchor: tuple[list[int], str] | None = None
 
     # Opening
@@ -321,23 +329,23 @@ class Tokenizer:
         )
         return PreparedChat(source.replace(guard, "") if guard else source, source, guard)
 
-    def chat_text(self, ids: Sequence[int]) -> str:
-        """Text of a chat's ids as its template wrote it.
+    def continue_chat(
+        self, chat: PreparedChat, history: Sequence[int], sampled: Sequence[int]
+    ) -> tuple[int, list[int]]:
+        """How many ids of a history say what a rendered chat begins with, and those that follow.
 
-        That is `decode`, less the dummy spaces that some tokenizers put after special tokens.
+        Args:
+            chat: from `prepare_chat`.
+            history: ids.
+            sampled: for each, whether the model made it.
         """
-        if not self._codec.space_after_special:
-            return self.decode(ids)
-        special = set(self._codec.special_tokens.values())
-        texts: list[str] = []
-        run: list[int] = []
-        for token in ids:
-            if token in special:
-                texts += [self.decode(run), self.decode([token])]
-                run = []
-            else:
-                run.append(token)
-        return "".join(texts) + self.decode(run)
+
+        def read(length: int) -> str:
+            return read_chat(self, history[:length], chat.text, sampled)
+
+        keep, before = common_ids(read, len(history), chat.text)
+        last_id = history[keep - 1] if keep else None
+        return keep, self.encode_prepared(chat, after=before, last_id=last_id)
 
     def encode_prepared(
         self, chat: PreparedChat, *, after: int = 0, last_id: int | None = None
@@ -350,34 +358,39 @@ class Tokenizer:
             last_id: the last id of those characters.
         """
         guard, text = chat.guard, chat.source
-        follows = after > 0
-        if self._codec.space_after_special and last_id in self._codec.special_tokens.values():
-            follows = False
+        follows = after > 0 and not (self.space_after_added and last_id in self.added_tokens)
         if not guard:
-            text = text[after:]
-            if not text:
-                return []
-            return self._codec.encode(text, whole=False, special=True, continues=follows)
+            return self._encode_part(text[after:], follows, special=True)
         # The guard breaks the spellings that were said, so what matches now the template wrote.
         # Those are ids; all between them is plain text, from which the guard is taken out.
         ids: list[int] = []
         start, skip = 0, after
         for match in self._spellings.finditer(text):
             said = text[start : match.start()].replace(guard, "")
-            ids += self._plain(said[skip:], follows)
+            ids += self._encode_part(said[skip:], follows, special=False)
             skip = max(0, skip - len(said))
             start = match.end()
             if skip:
                 skip = max(0, skip - len(match[0]))
             else:
                 ids.append(self._codec.special_tokens[match[0]])
-                follows = not self._codec.space_after_special
-        return ids + self._plain(text[start:].replace(guard, "")[skip:], follows)
+                follows = not self.space_after_added
+        said = text[start:].replace(guard, "")
+        return ids + self._encode_part(said[skip:], follows, special=False)
 
-    def _plain(self, text: str, continues: bool) -> list[int]:
+    def _encode_part(self, text: str, follows: bool, *, special: bool) -> list[int]:
+        """Ids of a part of a rendered chat, as they are in the whole."""
         if not text:
             return []
-        return self._codec.encode(text, whole=False, special=False, continues=continues)
+        ids: list[int] = []
+        if follows and self.space_after_added:
+            # Only what comes before the next added token follows a text; later parts have their
+            # dummy spaces.
+            spellings = self._added_spellings if special else self._plain_spellings
+            if found := spellings.search(text):
+                ids = self._encode_part(text[: found.start()], True, special=False)
+                text, follows = text[found.start() :], False
+        return ids + self._codec.encode(text, whole=False, special=special, continues=follows)
 
     def check_template(self, given: str | None, tools: object = None) -> None:
         """Refuse a template that rendering would refuse whatever the messages are.
@@ -404,6 +417,13 @@ class Tokenizer:
         raise InvalidRequestError(
             "the model has no chat template; give one with chat_template=, or use plain prompts."
         )
+
+
+def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
+    """Matches each of the spellings, the longest first; nothing where there are none."""
+    return re.compile(
+        "|".join(map(re.escape, sorted(filter(None, spellings), key=len, reverse=True))) or "(?!)"
+    )
 
 
 def _strings(value: Any) -> list[str]:

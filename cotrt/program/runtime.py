@@ -185,6 +185,14 @@ class Runtime:
             ids: list[int] = tokenizer.encode_prepared(chat)
         return chat.text, ids
 
+    def chat_encoder(self) -> Any:
+        """The tokenizer, for chats.
+
+        Raises:
+            InvalidRequestError: the model has none.
+        """
+        return self._need_tokenizer()
+
     def encode_continuation(self, value: Any, *, special: bool = True, what: str) -> list[int]:
         """Text that follows other text, or token ids, as ids."""
         if isinstance(value, str):
@@ -342,11 +350,15 @@ class Runtime:
             stop_reason=state.stop_reason,
         )
 
-    def stream_text(self, state: GenerationState) -> StreamText:
-        """A reader of a generation's text from its first token on."""
+    def stream_text(self, state: GenerationState, *, hides_end: bool = False) -> StreamText:
+        """A reader of a generation's text from its first token on.
+
+        Args:
+            hides_end: never show the token that ended it.
+        """
         from cotrt.engine.text import StreamText
 
-        return StreamText(self.tokenizer, state)
+        return StreamText(self.tokenizer, state, hides_end=hides_end)
 
     def logprob_dict(self, token: int, scores: TokenScores) -> dict[int, Logprob]:
         """vLLM's shape: the given or sampled token, and the likeliest ones."""

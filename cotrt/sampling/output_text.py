@@ -32,15 +32,21 @@ class OutputText:
         params: for ``stop``, ``include_stop_str_in_output``, ``min_tokens`` and
             ``skip_special_tokens``.
         context_ids: ids before the generated ones; the last NUM_CONTEXT_IDS are enough.
+        hides_end: never show the token that ends it, whatever the params say.
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, params: SamplingParams, context_ids: Sequence[int] = ()
+        self,
+        tokenizer: TextTokenizer,
+        params: SamplingParams,
+        context_ids: Sequence[int] = (),
+        *,
+        hides_end: bool = False,
     ) -> None:
         self._checker = StopChecker(params.stop, params.include_stop_str_in_output)
         self._has_stops = bool(params.stop)
         self._min_tokens = params.min_tokens
-        self._show_end = params.include_stop_str_in_output
+        self._show_end = params.include_stop_str_in_output and not hides_end
         skips = params.skip_special_tokens
         self._tokenizer = tokenizer
         self._skipped = tokenizer.all_special_ids if skips else frozenset()

@@ -35,9 +35,7 @@ async def create_chat_completion(request: Request, service: Service) -> Response
         if asked.branch_id is not None:
             owner = request.scope["state"]["owner"]
             branch = service.branches.find(asked.branch_id, owner)
-            generations: Sequence[Generation] = [
-                await service.encode(service.branches.reply, branch, rendering, params)
-            ]
+            generations: Sequence[Generation] = [await service.reply(branch, rendering, params)]
             prompt = branch.branch.token_ids[: generations[0]._state.start]
 
             def cancel() -> None:
