@@ -7,17 +7,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cotrt.errors import BranchBusyError, InvalidRequestError
 from cotrt.options.sampling import SamplingParams
 from cotrt.program.branch import Branch
-from cotrt.program.conversation import Continuation
+from cotrt.program.conversation import Continuation, Earlier
 from cotrt.program.handle import Generation
 from cotrt.program.runtime import Runtime
-
-if TYPE_CHECKING:
-    from cotrt.engine.state import Tail
 
 Message = Mapping[str, Any]
 
@@ -28,13 +25,11 @@ class _Turn:
 
     Attributes:
         num_messages: messages before the turn.
-        length: tokens of the branch that the turn kept.
-        removed: what the turn's rewritten history cut off after them.
+        earlier: the branch before the turn.
     """
 
     num_messages: int
-    length: int
-    removed: Tail
+    earlier: Earlier
 
 
 class Chat:
@@ -116,7 +111,7 @@ class Chat:
             num_turns, said = len(self._turns), self._messages
             try:
                 reply = continuation.start(params)
-                self._turns.append(_Turn(len(said), continuation.keep, continuation.removed))
+                self._turns.append(_Turn(len(said), continuation.earlier))
                 self._messages, self._reply = messages, reply
                 return reply
             except BaseException:
@@ -167,9 +162,8 @@ class Chat:
             with engine.lock:
                 self._branch._check()
                 turn = self._turns.pop()
-                if turn.length <= seq.length:  # else the program has cut the branch itself
-                    engine.table.cut(seq, turn.length)
-                    engine.table.restore(seq, turn.removed)
+                if turn.earlier.length <= seq.length:  # else the program has cut the branch itself
+                    turn.earlier.bring_back(self._branch, same_draws=False)
             self._messages = self._messages[: turn.num_messages]
         return self
 

@@ -31,23 +31,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
-    """What a sequence was, beyond the tokens that the continuation keeps."""
+class Earlier:
+    """What a branch was before it went on with a conversation.
 
+    Attributes:
+        length: tokens that it kept.
+        removed: those after them.
+        epoch, grammar, ended_at: as in the engine's sequence.
+    """
+
+    length: int
     removed: Tail
     epoch: int
     grammar: Any
     ended_at: int
 
     @classmethod
-    def of(cls, seq: TokenSequence, keep: int) -> _Before:
+    def of(cls, seq: TokenSequence, keep: int) -> Earlier:
+        """Of a sequence of which `keep` tokens will stay."""
         end = seq.length
         removed = Tail(
             seq.ids(keep, end),
             seq.span.slice_logprobs(keep, end),
             seq.span.slice_sampled(keep, end),
         )
-        return cls(removed, seq.epoch, seq.grammar, seq.ended_at)
+        return cls(keep, removed, seq.epoch, seq.grammar, seq.ended_at)
+
+    def bring_back(self, branch: Branch, *, same_draws: bool) -> None:
+        """Make the branch what it was, under the engine's lock.
+
+        Args:
+            branch: it is not busy, and has the tokens that it kept.
+            same_draws: the next sampling draws as it would have then; else anew.
+        """
+        table, seq = branch._runtime.engine.table, branch._seq
+        table.cut(seq, self.length)
+        table.restore(seq, self.removed)
+        seq.grammar, seq.ended_at = self.grammar, self.ended_at
+        if same_draws:
+            seq.epoch = self.epoch
 
 
 class Continuation:
@@ -76,7 +98,7 @@ class Continuation:
     ) -> None:
         runtime, seq = branch._runtime, branch._seq
         self._branch = branch
-        self._before: _Before | None = None
+        self._earlier: Earlier | None = None
         self._generation: Generation | None = None
         with runtime.engine.lock:
             branch._check()
@@ -89,10 +111,10 @@ class Continuation:
             )
 
     @property
-    def removed(self) -> Tail:
-        """What the start cut off the branch."""
-        assert self._before is not None, "it was not started, or is taken back"
-        return self._before.removed
+    def earlier(self) -> Earlier:
+        """What the branch was before the start."""
+        assert self._earlier is not None, "it was not started, or is taken back"
+        return self._earlier
 
     def start(self, params: SamplingParams) -> Generation:
         """Cut, extend and generate; where anything is raised, the branch is as it was.
@@ -113,7 +135,7 @@ class Continuation:
                         "one place at a time"
                     )
                 runtime.max_length(params, self.keep + len(self.ids), None)
-                self._before = _Before.of(seq, self.keep)
+                self._earlier = Earlier.of(seq, self.keep)
                 engine.table.cut(seq, self.keep)
                 engine.table.extend(seq, self.ids)
                 self._generation = branch.generate(params)
@@ -124,16 +146,13 @@ class Continuation:
 
     def take_back(self) -> None:
         """End what `start` has begun; the branch is as it was. Without a start nothing happens."""
-        before, seq = self._before, self._branch._seq
-        if before is None:
+        earlier, seq = self._earlier, self._branch._seq
+        if earlier is None:
             return
         engine = self._branch._runtime.engine
         with engine.lock:
-            self._before, begun, work = None, self._generation, seq.work
+            self._earlier, begun, work = None, self._generation, seq.work
             if work is not None and (begun is None or work.data is begun._state):
                 engine.cancel(work.data)
-            if seq.pruned or seq.is_busy:  # another took it up meanwhile
-                return
-            engine.table.cut(seq, self.keep)
-            engine.table.restore(seq, before.removed)
-            seq.epoch, seq.grammar, seq.ended_at = before.epoch, before.grammar, before.ended_at
+            if not (seq.pruned or seq.is_busy):  # another may have taken it up meanwhile
+                earlier.bring_back(self._branch, same_draws=True)

@@ -188,3 +188,11 @@ def test_a_reply_that_shows_its_stop_string_keeps_it_and_not_the_end_token(tmp_p
         assert chat.messages[-1]["content"] == "hé 🦊"
         chat.send("b", shown.replace(stop=(), skip_special_tokens=False)).result()
         assert chat.messages[-1]["content"] == "hé 🦊"
+
+
+def test_undo_brings_back_the_end_of_the_reply_before(chat: Chat) -> None:
+    assert chat.branch.finished
+    chat.send("w", max_tokens=1).result()
+    assert not chat.branch.finished
+    chat.undo()
+    assert chat.branch.finished
