@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelLoadError
-from .chat_reading import AddedToken
+from .added_token import AddedToken
 from .token_bytes import decoder_kinds, piece_bytes
 
 

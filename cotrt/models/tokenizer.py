@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ..errors import InvalidRequestError, ModelLoadError
 from . import chat_template as templates
-from .chat_reading import AddedToken, common_ids, read_chat
+from .added_token import AddedToken
 from .codec import FileCodec, ObjectCodec
 from .config import read_json
 
@@ -329,24 +329,6 @@ class Tokenizer:
         )
         return PreparedChat(source.replace(guard, "") if guard else source, source, guard)
 
-    def continue_chat(
-        self, chat: PreparedChat, history: Sequence[int], sampled: Sequence[int]
-    ) -> tuple[int, list[int]]:
-        """How many ids of a history say what a rendered chat begins with, and those that follow.
-
-        Args:
-            chat: from `prepare_chat`.
-            history: ids.
-            sampled: for each, whether the model made it.
-        """
-
-        def read(length: int) -> str:
-            return read_chat(self, history[:length], chat.text, sampled)
-
-        keep, before = common_ids(read, len(history), chat.text)
-        last_id = history[keep - 1] if keep else None
-        return keep, self.encode_prepared(chat, after=before, last_id=last_id)
-
     def encode_prepared(
         self, chat: PreparedChat, *, after: int = 0, last_id: int | None = None
     ) -> list[int]:
@@ -364,19 +346,27 @@ class Tokenizer:
         # The guard breaks the spellings that were said, so what matches now the template wrote.
         # Those are ids; all between them is plain text, from which the guard is taken out.
         ids: list[int] = []
-        start, skip = 0, after
-        for match in self._spellings.finditer(text):
-            said = text[start : match.start()].replace(guard, "")
-            ids += self._encode_part(said[skip:], follows, special=False)
+        start, skip, swallows = 0, after, False
+        for match in [*self._spellings.finditer(text), None]:
+            said = text[start : None if match is None else match.start()].replace(guard, "")
+            token_id = None if match is None else self._codec.special_tokens[match[0]]
+            token = None if token_id is None else self.added_tokens.get(token_id)
+            begin, end = skip, len(said)
+            if swallows:
+                begin = max(begin, len(said) - len(said.lstrip()))
+            if token is not None and token.lstrip:
+                end = len(said.rstrip())
+            ids += self._encode_part(said[begin:end], follows, special=False)
             skip = max(0, skip - len(said))
-            start = match.end()
+            if match is None or token_id is None:
+                break
+            start, swallows = match.end(), token is not None and token.rstrip
             if skip:
                 skip = max(0, skip - len(match[0]))
             else:
-                ids.append(self._codec.special_tokens[match[0]])
+                ids.append(token_id)
                 follows = not self.space_after_added
-        said = text[start:].replace(guard, "")
-        return ids + self._encode_part(said[skip:], follows, special=False)
+        return ids
 
     def _encode_part(self, text: str, follows: bool, *, special: bool) -> list[int]:
         """Ids of a part of a rendered chat, as they are in the whole."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from cotrt.engine.state import Tail
 from cotrt.errors import BranchBusyError
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.chat_reading import continue_chat
 from cotrt.program.runtime import half_pairs_refused
 
 if TYPE_CHECKING:
@@ -106,9 +107,8 @@ class Continuation:
             sampled = seq.span.slice_sampled(0, seq.length)
         with half_pairs_refused():
             encoder = runtime.chat_encoder()
-            self.keep, self.ids = encoder.continue_chat(
-                encoder.prepare_chat(messages, **rendering), self._history, sampled
-            )
+            chat = encoder.prepare_chat(messages, **rendering)
+            self.keep, self.ids = continue_chat(encoder, chat, self._history, sampled)
 
     @property
     def earlier(self) -> Earlier:

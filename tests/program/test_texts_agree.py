@@ -16,7 +16,7 @@ from tokens import byte_tokenizer, piece_tokenizer
 import cotrt
 from cotrt import LLM, BeamSearchParams, SamplingParams, search
 from cotrt.models.tokenizer import Tokenizer
-from cotrt.sampling.detokenizer import text_after
+from cotrt.sampling.detokenizer import Detokenizer, text_after
 
 NUM_CASES = int(os.environ.get("COTRT_RANDOM_CASES", "200"))
 KINDS = ["metaspace", "legacy", "bytes", "tags"]
@@ -131,13 +131,17 @@ def test_a_stop_string_cuts_the_text_of_every_face(says: Says, folder: Path, inc
         assert set(shown.values()) == {" he wl" if include else " he"}, shown
 
 
-def test_a_text_cut_inside_a_character_ends_alike(says: Says, folder: Path) -> None:
+@pytest.mark.parametrize("text", [" he", " he日", " é🦊"])
+def test_a_text_cut_inside_a_character_ends_alike(says: Says, folder: Path, text: str) -> None:
+    """Also where its bytes follow those of whole characters."""
     reader = Tokenizer.from_folder(folder)
-    ids = reader.encode_continuation(" he🦊")
+    ids = reader.encode_continuation(text + "🦊")
     with says(ids) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=len(ids) - 2)
         shown = faces(llm, params, None)  # which cut a limit of one step, and not of all
-        assert len(set(shown.values())) == 1 and shown["generate"].startswith(" he\ufffd"), shown
+        assert len(set(shown.values())) == 1 and shown["generate"].startswith(text + "\ufffd"), (
+            shown
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,6 +168,30 @@ def test_texts_of_parts_join_to_the_whole(
         for low, high in itertools.pairwise(bounds)
     ]
     assert "".join(shown) == "".join(texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=NUM_CASES, deadline=None)
+@given(data=st.data())
+def test_texts_are_the_same_in_pieces_of_any_size(
+    kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """For any ids at all, with parts of characters and damage among them."""
+    reader = _opened(kind, tmp_path_factory)
+    some = [reader.encode_continuation(text) for text in (" he", "🦊", "日", "é", " ", "\ufffd")]
+    tokens = st.integers(0, reader.vocab_size + 1).map(lambda i: [i])
+    parts = data.draw(st.lists(st.sampled_from(some) | tokens, max_size=40))
+    ids = [token for part in parts for token in part]
+    start = data.draw(st.integers(0, len(ids)))
+    skips = data.draw(st.booleans())
+    whole = text_after(reader, ids[start:], ids[:start], skip_special_tokens=skips)
+    made = Detokenizer(reader, skip_special_tokens=skips, context_ids=ids[:start])
+    pieces = []
+    while start < len(ids):
+        size = data.draw(st.integers(1, 9))
+        pieces.append(made.append(ids[start : start + size]))
+        start += size
+    assert "".join(pieces) + made.flush() == whole
 
 
 _kept: dict[str, Tokenizer] = {}

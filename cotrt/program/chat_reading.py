@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from cotrt.models.added_token import AddedToken
+from cotrt.sampling.detokenizer import text_after
 
-@dataclass(frozen=True, slots=True)
-class AddedToken:
-    """A token that is matched whole in a text, special or not.
-
-    Attributes:
-        text: its spelling.
-        lstrip, rstrip: it swallows white space before it, or after it.
-    """
-
-    text: str
-    lstrip: bool = False
-    rstrip: bool = False
+if TYPE_CHECKING:
+    from cotrt.models.tokenizer import PreparedChat
 
 
 class ChatTokenizer(Protocol):
@@ -30,7 +21,7 @@ class ChatTokenizer(Protocol):
     @property
     def space_after_added(self) -> bool: ...
 
-    def decode(self, ids: Sequence[int], /) -> str: ...
+    def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool = False) -> str: ...
 
     def token_text(self, token_id: int, /) -> str: ...
 
@@ -55,7 +46,7 @@ def read_chat(
     """
     strips = any(token.lstrip or token.rstrip for token in tokenizer.added_tokens.values())
     if not (strips or tokenizer.space_after_added):
-        return tokenizer.decode(ids)
+        return text_after(tokenizer, ids)
     read = _Reading(rendered)
     begin = 0
     for place, token_id in enumerate([*ids, -1]):
@@ -64,16 +55,12 @@ def read_chat(
             continue
         if begin < place:
             run = ids[begin:place]
-            text = tokenizer.decode(run)
-            if not tokenizer.space_after_added and begin:
-                # Only a whole text has a dummy space: this one follows another.
-                text = _after(tokenizer, ids[begin - 1], run)
-            elif (
-                tokenizer.space_after_added
-                and sampled[begin]
-                and tokenizer.token_text(run[0]).startswith(" ")
-            ):
-                text = read.spaced(text)
+            if tokenizer.space_after_added:
+                text = text_after(tokenizer, run)
+                if sampled[begin] and tokenizer.token_text(run[0]).startswith(" "):
+                    text = read.spaced(text)
+            else:  # only a whole text has a dummy space: this one follows another
+                text = text_after(tokenizer, run, ids[begin - 1 : begin])
             read.add(text)
         if added is not None:
             if added.lstrip:
@@ -83,11 +70,6 @@ def read_chat(
                 read.skip_space()
         begin = place + 1
     return read.text
-
-
-def _after(tokenizer: ChatTokenizer, token_id: int, run: Sequence[int]) -> str:
-    before = tokenizer.decode([token_id])
-    return tokenizer.decode([token_id, *run]).removeprefix(before)
 
 
 class _Reading:
@@ -124,7 +106,27 @@ class _Reading:
         return f" {text}" if shown else text
 
 
-def common_ids(read: Callable[[int], str], num_ids: int, rendered: str) -> tuple[int, int]:
+def continue_chat(
+    tokenizer: Any, chat: PreparedChat, history: Sequence[int], sampled: Sequence[int]
+) -> tuple[int, list[int]]:
+    """How many ids of a history say what a rendered chat begins with, and those that follow.
+
+    Args:
+        tokenizer: of the model.
+        chat: from its ``prepare_chat``.
+        history: ids.
+        sampled: for each, whether the model made it.
+    """
+
+    def read(length: int) -> str:
+        return read_chat(tokenizer, history[:length], chat.text, sampled)
+
+    keep, before = _common_ids(read, len(history), chat.text)
+    last_id = history[keep - 1] if keep else None
+    return keep, tokenizer.encode_prepared(chat, after=before, last_id=last_id)
+
+
+def _common_ids(read: Callable[[int], str], num_ids: int, rendered: str) -> tuple[int, int]:
     """How many leading ids say what the rendered text begins with.
 
     Args:
