@@ -8,9 +8,11 @@ from typing import Any
 import anyio
 import pytest
 from conversations import KINDS, talker
-from server_rig import running
+from server_rig import Rig, running
 
+import cotrt
 from cotrt import LLM, SamplingParams
+from cotrt.server.live_view import LiveView
 
 MESSAGES = ["he", "w he", "[ x /]", "he\nhe", "🦊 é"]
 
@@ -85,3 +87,41 @@ def test_a_request_cancelled_while_its_reply_starts_leaves_the_branch(tmp_path: 
         anyio.run(cancelled)
         service._threads = None
         assert lease.branch.token_ids == before and not lease.branch._seq.is_busy
+
+
+@pytest.mark.parametrize("name", ["llama", "metaspace", "bytes"])
+def test_texts_of_a_remote_branch_and_of_the_live_page_follow_what_stands_before(
+    name: str, tmp_path: Path
+) -> None:
+    kind = KINDS[name]
+    with running(talker(kind, tmp_path / "t")) as rig, cotrt.Client(rig.url) as client:
+        remote = client.branch("he")
+        start = len(remote)
+        remote.extend(" he w🦊").extend(" he")
+        [lease] = rig.service.branches.owned(_owner(rig))
+        local = lease.branch
+        for first in range(start, len(local)):
+            assert remote.decode(first) == local.decode(first)
+        assert remote.decode(start) == " he w🦊 he"
+        view = LiveView(rig.service, lease.owner)
+        shown = "".join(b["text"] for b in view.changes()["branches"] if b.get("lease"))
+        assert shown == local.text
+        local.extend(" w")
+        [told] = [b for b in view.changes()["branches"] if b.get("lease")]
+        assert told["text"] == " w"
+
+
+def _owner(rig: Rig) -> str:
+    [lease] = rig.service.branches._leases.values()
+    return lease.owner
+
+
+def test_the_live_page_shows_a_long_branch_from_inside_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotrt.server.live_view._TAIL_TOKENS", 2)
+    with running(talker(KINDS["llama"], tmp_path / "t")) as rig:
+        rig.post("/v1/branches", {"prompt": "x he he"})
+        view = LiveView(rig.service, _owner(rig))
+        [told] = [b for b in view.changes()["branches"] if b.get("lease")]
+        assert told["text"] == " he he"
