@@ -183,13 +183,22 @@ def check_method(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def check_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a filter whose result would be too large: ``center``, ``format``, ``indent``.
+    """Refuse a filter whose result would be too large.
+
+    Known are ``center``, ``format``, ``indent``, ``join`` and ``replace``.
 
     Raises:
         SecurityError: says what is too large.
     """
     if name == "format":
         check_percent(str(value), kwargs or tuple(args))
+        return
+    if name == "replace":
+        old, new = _argument(args, kwargs, 0, "s"), _argument(args, kwargs, 1, "new")
+        _replaced(str(value), [str(old), str(new)], {})
+        return
+    if name == "join":
+        _joined(str(_argument(args, kwargs, 0, "d") or ""), [value], {})
         return
     width = _argument(args, kwargs, 0, "width")
     check_width(width)

@@ -76,7 +76,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.filters["_counted"] = self.budget.counted
         self.filters["_joined"] = _joined
-        for name in ("center", "format", "indent"):
+        for name in ("center", "format", "indent", "join", "replace"):
             self.filters[name] = _checked(name, self.filters[name])
         self.globals["_tick"] = self.budget.tick
         self.globals["raise_exception"] = _raise_exception
@@ -158,11 +158,13 @@ class _Generation(Extension):
 
 def _checked(name: str, function: Any) -> Any:
     """A filter whose result grows with its arguments, bounded."""
+    num_own = int(hasattr(function, "jinja_pass_arg"))  # it gets jinja's own state first
 
     @functools.wraps(function)
-    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
-        check_filter(name, value, args, kwargs)
-        return function(value, *args, **kwargs)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > num_own:
+            check_filter(name, args[num_own], args[num_own + 1 :], kwargs)
+        return function(*args, **kwargs)
 
     return bounded
 

@@ -9,7 +9,7 @@ from cotrt.models.added_token import AddedToken
 from cotrt.sampling.detokenizer import text_after
 
 if TYPE_CHECKING:
-    from cotrt.models.tokenizer import PreparedChat
+    from cotrt.models.prepared_chat import PreparedChat
 
 
 class ChatTokenizer(Protocol):

@@ -38,6 +38,8 @@ USES = {
     "format": ("{{ 'c: {}'.format(c) }}", lambda c: f"c: {c}"),
     "format filter": ("{{ 'c: %s' | format(c) }}", lambda c: f"c: {c}"),
     "tojson": ("{{ c | tojson }}", lambda c: json.dumps(c, ensure_ascii=False)),
+    "replace filter": ("{{ c | replace('a', 'bb') }}", lambda c: c.replace("a", "bb")),
+    "join filter": ("{{ [c, c] | join(', ') }}", lambda c: f"{c}, {c}"),
     "join": ("{{ ', '.join([c, c]) }}", lambda c: f"{c}, {c}"),
 }
 
@@ -85,6 +87,8 @@ WIDE = {
     "tabs": "{{ ('\\t' * 1000).expandtabs(tabsize=900000) }}",
     "indented lines": "{{ ('\\n' * 1000) | indent(900000) }}",
     "translation": "{{ ('x' * 100000).translate({120: 'y' * 1000}) }}",
+    "replace filter": "{{ ('x' * 100000) | replace('x', 'y' * 1000) }}",
+    "join filter": "{{ (['a'] * 1000) | join('x' * 100000) }}",
     "joined": "{{ ('x' * 100000).join(['a'] * 1000) }}",
     "indented JSON": "{{ [[[1]]] | tojson(indent=900000) }}",
     "a date's width": "{{ strftime_now('%9999999Y') }}",
