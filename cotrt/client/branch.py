@@ -145,8 +145,15 @@ class RemoteBranch:
         self, start: int = 0, stop: int | None = None, skip_special_tokens: bool = False
     ) -> str:
         """Text of the tokens at absolute positions `start` to `stop`, as `Branch.decode`."""
-        ids = self.token_ids[start:stop]
-        body = {"tokens": ids, "skip_special_tokens": skip_special_tokens}
+        from cotrt.sampling.detokenizer import NUM_CONTEXT_IDS
+
+        ids = self.token_ids
+        first = slice(start, stop).indices(len(ids))[0]
+        body = {
+            "tokens": ids[start:stop],
+            "before": ids[max(0, first - NUM_CONTEXT_IDS) : first],
+            "skip_special_tokens": skip_special_tokens,
+        }
         return str(self._client._call("POST", "/detokenize", body)["prompt"])
 
     @property

@@ -10,20 +10,29 @@ from cotrt.engine.state import GenerationState
 if TYPE_CHECKING:
     from cotrt.sampling.output_text import TextTokenizer
 
-# So many tokens before the first generated one decide how it is decoded.
-NUM_CONTEXT_TOKENS = 8
-
 
 class StreamText:
-    """Turns a generation's tokens into the pieces of its text, in the reader's own thread."""
+    """Turns a generation's tokens into the pieces of its text, in the reader's own thread.
 
-    def __init__(self, tokenizer: TextTokenizer | None, state: GenerationState) -> None:
+    Args:
+        tokenizer: of the model; None gives no text.
+        state: of the generation.
+        hides_end: never show the token that ended it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer | None,
+        state: GenerationState,
+        *,
+        hides_end: bool = False,
+    ) -> None:
         self._state = state
         self._text = None
         if tokenizer is not None:
             from cotrt.sampling.output_text import OutputText
 
-            self._text = OutputText(tokenizer, state.params, state.context)
+            self._text = OutputText(tokenizer, state.params, state.context, hides_end=hides_end)
 
     def append(self, ids: Sequence[int], last: bool) -> str:
         """New text that is final; `last` says that no more ids come."""
@@ -31,8 +40,5 @@ class StreamText:
             return ""
         state = self._state
         ended_by_id = last and state.finish_reason == "stop" and not state.matched_text
-        body = ids[:-1] if ended_by_id else ids
-        self._text.append(body)
-        if ended_by_id and ids:
-            self._text.append_end(ids[-1])
+        self._text.append_all(ids, ended_by_token=ended_by_id)
         return self._text.take() + (self._text.finish() if last else "")

@@ -1,8 +1,6 @@
 """Chat templates: messages in, text out, in a sandbox with a bound on time and size.
 
-A template is a program by whoever made the model. It sees plain data only, runs in jinja's
-immutable sandbox, and every loop round and macro call of it is counted against a budget of CPU
-time; products and powers are bounded, so that one expression cannot fill the memory.
+A template sees plain data only, and runs in the sandbox of `template_sandbox`.
 
 Contents may hold the spelling of special tokens. `render` can put a *guard*, one character that
 no message holds, into each such spelling, so that the tokenizer can tell what the template wrote
@@ -11,218 +9,28 @@ from what somebody said (`Tokenizer.encode_chat`).
 
 from __future__ import annotations
 
-import functools
-import json
 import re
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import jinja2
-import jinja2.nodes as nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
 from ..errors import InvalidRequestError
+from .template_sandbox import MAX_CPU_SECONDS, TemplateSandbox
 
-MAX_CPU_SECONDS = 0.5
-MAX_CHARACTERS = 16_000_000
 # Names that a caller may not set through chat_template_kwargs.
 RESERVED = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 )
-_WIDTH = re.compile(r"[%{:.][^}%]*?\d{7}")
 _END = "\ue0ff"  # stands where the last message ends; a private-use character
-
-
-class _Budget(threading.local):
-    """CPU time of each rendering thread; other threads' load does not count."""
-
-    deadline = float("inf")
-
-    def tick(self) -> str:
-        if time.thread_time() > self.deadline:
-            raise SecurityError(f"the template ran for more than {MAX_CPU_SECONDS} s")
-        return ""
-
-    def counted(self, items: Any) -> Any:
-        """``items``, each round of a loop over them counted."""
-        return _Counted(items, self)
-
-
-class _Counted:
-    def __init__(self, items: Any, budget: _Budget) -> None:
-        self._items, self._budget = items, budget
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._items:
-            self._budget.tick()
-            yield item
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """jinja's sandbox, with the budget woven into loops and macros."""
-
-    intercepted_binops = frozenset(("*", "**", "+", "%"))
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-        )
-        self.budget = _Budget()
-        self.filters["tojson"] = _tojson
-        self.filters["_counted"] = self.budget.counted
-        self.filters["_joined"] = _joined
-        for name in ("center", "format", "indent", "wordwrap"):
-            self.filters[name] = _checked(self.filters[name])
-        self.globals["_tick"] = self.budget.tick
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self.globals.pop("lipsum", None)
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = _Weaver().visit(super()._parse(source, name, filename))
-        assert isinstance(tree, nodes.Template)
-        tree.set_environment(self)
-        for node in tree.find_all(nodes.Node):
-            node.lineno = node.lineno or 1
-        return tree
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if _result_size(operator, left, right) > MAX_CHARACTERS:
-            raise SecurityError(f"the result of {operator!r} is too large for a template")
-        if operator == "%" and isinstance(left, str):
-            _check_widths(left)
-        return super().call_binop(context, operator, left, right)
-
-    def wrap_str_format(self, value: Any) -> Any:
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_widths(str(value.__self__))
-        return wrapped
-
-    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Bound what a text's own methods (``center``, ``format``, ``replace``) can make."""
-        text = getattr(function, "__self__", None)
-        if isinstance(text, str):
-            _check_widths(text, *args, *kwargs.values())
-            if getattr(function, "__name__", "") == "replace" and len(args) > 1:
-                grown = len(text) + text.count(str(args[0])) * len(str(args[1]))
-                if grown > MAX_CHARACTERS:
-                    raise SecurityError("a text this long is not allowed in a template")
-        return super().call(context, function, *args, **kwargs)
-
-    @staticmethod
-    def concat(parts: Iterable[str]) -> str:
-        return _joined(parts)
-
-
-class _Weaver(NodeTransformer):
-    """Puts the budget into a parsed template: loops and macros count, ``a ~ b`` is bounded."""
-
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
-        self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, "_counted", [], [], None, None)
-        if node.recursive:  # calls of loop(...) go past the wrapped items
-            node.body.insert(0, self._tick())
-        return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
-        self.generic_visit(node)
-        node.body.insert(0, self._tick())
-        return node
-
-    @staticmethod
-    def _tick() -> nodes.Output:
-        return nodes.Output([nodes.Call(nodes.Name("_tick", "load"), [], [], None, None)])
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
-        self.generic_visit(node)
-        return nodes.Filter(nodes.List(node.nodes), "_joined", [], [], None, None)
-
-
-class _Generation(Extension):
-    """``{% generation %}`` marks what the assistant said, for training; here it is plain text."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _result_size(operator: str, left: Any, right: Any) -> int:
-    """Characters or items that an operator would make; for integers 1000 a bit."""
-    sized = (str, list, tuple)
-    numbers = isinstance(left, int) and isinstance(right, int)
-    if operator == "+":
-        return len(left) + len(right) if isinstance(left, sized) and isinstance(right, sized) else 0
-    if operator == "**":
-        return 1000 * left.bit_length() * right if numbers else 0
-    if numbers:
-        return 1000 * int(left.bit_length() + right.bit_length())
-    if isinstance(left, sized) and isinstance(right, int):
-        return len(left) * right
-    return left * len(right) if isinstance(left, int) and isinstance(right, sized) else 0
-
-
-def _check_widths(text: str, *args: Any) -> None:
-    """Refuse a padding or a format's width of more than a million characters."""
-    wide = any(isinstance(value, int) and value > 1_000_000 for value in args)
-    if wide or (("{" in text or "%" in text) and _WIDTH.search(text)):
-        raise SecurityError("a width this large is not allowed in a template")
-
-
-def _checked(function: Any) -> Any:
-    """A filter that takes widths (``center``, ``indent``, ``format``), bounded."""
-
-    @functools.wraps(function)
-    def bounded(text: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_widths(str(text), *args, *kwargs.values())
-        return function(text, *args, **kwargs)
-
-    return bounded
-
-
-def _joined(parts: Iterable[Any]) -> str:
-    kept, size = [], 0
-    for part in parts:
-        text = str(part)
-        size += len(text)
-        if size > MAX_CHARACTERS:
-            raise SecurityError(f"the template made more than {MAX_CHARACTERS} characters")
-        kept.append(text)
-    return "".join(kept)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja's own escapes HTML, which models were not trained on.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 @lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
-    return _Environment().from_string(template)
+    return TemplateSandbox().from_string(template)
 
 
 def check(template: str) -> None:
@@ -267,7 +75,7 @@ def render(
         template: jinja source.
         messages: ``{"role", "content", ...}`` each; content a string, a list of text parts, or
             null.
-        tools: JSON schemas that the template may show.
+        tools: JSON schemas that the template may show; none and an empty list are the same.
         variables: more names for the template (``chat_template_kwargs``).
         add_generation_prompt: end with the header of an assistant's message.
         continue_final_message: end inside the last message, which must be the assistant's; no
@@ -302,7 +110,7 @@ def render(
                 f"{chat[-1].get('role')!r}."
             )
         add_generation_prompt = False
-    plain_tools = None if tools is None else [_plain(tool) for tool in tools]
+    plain_tools = [_plain(tool) for tool in tools] if tools else None
     if guarded and guard:
         pattern = re.compile("|".join(map(re.escape, sorted(guarded, key=len, reverse=True))))
         chat = _guard(chat, pattern, guard)
@@ -365,11 +173,16 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
             raise InvalidRequestError(
                 f"messages[{index}] needs a 'role' string, got {message.get('role')!r}."
             )
-        # Keys without a value are left out: templates test for presence.
-        kept = {k: _plain(v) for k, v in message.items() if v is not None}
+        # Keys without a value are left out: templates test for presence. An empty list says the
+        # same as none: clients write "tool_calls": [] beside a reply that called nothing.
+        kept = {k: _plain(v) for k, v in message.items() if not _says_nothing(v)}
         kept["content"] = _text(message.get("content"), index)
         out.append(kept)
     return out
+
+
+def _says_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, (list, tuple, Mapping)) and not value)
 
 
 def _text(content: Any, index: int) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelLoadError
+from .added_token import AddedToken
+from .token_bytes import decoder_kinds, piece_bytes
 
 
 class FileCodec:
@@ -34,11 +36,17 @@ class FileCodec:
         self.special_tokens: Mapping[str, int] = {
             token.content: i for i, token in added.items() if token.special and token.content
         }
+        self.added_tokens: Mapping[int, AddedToken] = {
+            i: AddedToken(token.content, token.lstrip, token.rstrip) for i, token in added.items()
+        }
+        kinds = decoder_kinds(tokenizer.decoder)
+        self._is_byte_level = "ByteLevel" in kinds
+        self._has_byte_pieces = "ByteFallback" in kinds
         layout = {
             part: _state(getattr(tokenizer, part)) for part in ("normalizer", "pre_tokenizer")
         }
         self._has_dummy_space = _without_dummy_space(layout) is not None
-        self.space_after_special = self._has_dummy_space and not _only_first(layout)
+        self.space_after_added = self._has_dummy_space and not _only_first(layout)
 
     @classmethod
     def from_file(cls, path: Path, settings: Mapping[str, Any]) -> FileCodec:
@@ -94,11 +102,19 @@ class FileCodec:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=whole).ids
         return ids
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        if skip_special_tokens:
-            ids = [i for i in ids if i not in self.special_ids]
+    def decode(self, ids: Sequence[int]) -> str:
         text: str = self._main.decode(ids, skip_special_tokens=False)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        if token_id in self.added_tokens:
+            return self.added_tokens[token_id].text.encode("utf-8", "replace")
+        piece = self._main.id_to_token(token_id)
+        if piece is None:
+            return None
+        return piece_bytes(
+            piece, is_byte_level=self._is_byte_level, has_byte_pieces=self._has_byte_pieces
+        )
 
     def _variant(self, special: bool, bare: bool) -> Any:
         key = (special, bare)
@@ -164,7 +180,7 @@ def _only_first(layout: Mapping[str, Any]) -> bool:
 
 def _add_configured_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
     """Tokens that tokenizer_config.json knows and tokenizer.json lacks; whether there were any."""
-    from tokenizers import AddedToken
+    from tokenizers import AddedToken as FileToken
 
     have = tokenizer.get_added_tokens_decoder()
     missing = []
@@ -174,7 +190,7 @@ def _add_configured_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
         if int(key) not in have and isinstance(entry, Mapping):
             flags = {k: v for k, v in entry.items() if k in ("lstrip", "rstrip", "normalized")}
             flags.update(special=entry.get("special", False))
-            missing.append(AddedToken(entry["content"], **flags))
+            missing.append(FileToken(entry["content"], **flags))
     if missing:
         tokenizer.add_tokens(missing)
     return bool(missing)
@@ -183,7 +199,7 @@ def _add_configured_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
 class ObjectCodec:
     """A user's own tokenizer object; what it cannot do is not pretended."""
 
-    space_after_special = False
+    space_after_added = False
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -196,6 +212,9 @@ class ObjectCodec:
         texts = getattr(tokenizer, "all_special_tokens", None) or ()
         ids = getattr(tokenizer, "all_special_ids", None) or ()
         self.special_tokens: Mapping[str, int] = dict(zip(texts, ids, strict=False))
+        self.added_tokens: Mapping[int, AddedToken] = {
+            i: AddedToken(text) for text, i in self.special_tokens.items()
+        }
         self._takes_flag = _accepts(tokenizer.encode, "add_special_tokens")
         self._takes_skip = _accepts(tokenizer.decode, "skip_special_tokens")
         self._takes_split = _accepts(tokenizer.encode, "split_special_tokens")
@@ -208,11 +227,22 @@ class ObjectCodec:
             flags["split_special_tokens"] = True
         return [int(i) for i in self._tokenizer.encode(text, **flags)]
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        if skip_special_tokens:
-            ids = [i for i in ids if i not in self.special_ids]
+    def decode(self, ids: Sequence[int]) -> str:
         flags = {"skip_special_tokens": False} if self._takes_skip else {}
         return str(self._tokenizer.decode(list(ids), **flags))
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        own = self._tokenizer
+        if token_id not in self.special_ids:
+            if callable(single := getattr(own, "decode_single_token_bytes", None)):  # tiktoken's
+                with contextlib.suppress(KeyError, ValueError, TypeError):
+                    return bytes(single(token_id))
+            if callable(convert := getattr(own, "convert_ids_to_tokens", None)):  # transformers'
+                piece = convert(token_id)
+                if isinstance(piece, str):
+                    is_byte_level = hasattr(own, "byte_decoder")
+                    return piece_bytes(piece, is_byte_level=is_byte_level, has_byte_pieces=True)
+        return None
 
 
 def _accepts(function: Any, name: str) -> bool:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InvalidRequestError, ModelLoadError
 from . import chat_template as templates
+from .added_token import AddedToken
 from .codec import FileCodec, ObjectCodec
 from .config import read_json
+from .prepared_chat import ChatEncoder, PreparedChat
 
 logger = logging.getLogger("cotrt")
 
@@ -31,13 +31,15 @@ class Codec(Protocol):
         vocab_size: ids in all, added tokens included.
         special_ids: ids that ``skip_special_tokens`` leaves out.
         special_tokens: spelling of each token that is matched whole because it is special.
-        space_after_special: a text after a special token gets a dummy space, too.
+        added_tokens: all tokens that are matched whole, by id.
+        space_after_added: a text after one of those gets a dummy space, too.
     """
 
     vocab_size: int
     special_ids: frozenset[int]
     special_tokens: Mapping[str, int]
-    space_after_special: bool
+    added_tokens: Mapping[int, AddedToken]
+    space_after_added: bool
 
     def encode(self, text: str, *, whole: bool, special: bool, continues: bool) -> list[int]:
         """Ids of a text.
@@ -49,23 +51,11 @@ class Codec(Protocol):
             continues: the text follows other text: no dummy space at its start.
         """
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; ids that have none are left out."""
 
-
-@dataclass(frozen=True, slots=True)
-class PreparedChat:
-    """A rendered chat that still knows what the template wrote and what was said.
-
-    Attributes:
-        text: what the model will see.
-        source: the text, with `guard` inside every special token's spelling that was said.
-        guard: a character that nobody said, or "" where nobody spelled a special token.
-    """
-
-    text: str
-    source: str
-    guard: str
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Bytes of one token; None where they are those of its text, or unknown."""
 
 
 class Tokenizer:
@@ -76,6 +66,8 @@ class Tokenizer:
         eos_token_id: None where it names no EOS.
         vocab_size: ids in all, added tokens included.
         all_special_ids: what ``skip_special_tokens`` leaves out.
+        added_tokens: tokens that are matched whole in a text, by id.
+        space_after_added: a text after one of those gets a dummy space, as at its start.
         chat_template: jinja source, by name; "default" is the one used without tools.
     """
 
@@ -98,9 +90,9 @@ class Tokenizer:
         if isinstance(chat_template, str):
             chat_template = {"default": chat_template}
         self.chat_templates: dict[str, str] = dict(chat_template or {})
-        self._spellings = re.compile(
-            "|".join(map(re.escape, sorted(codec.special_tokens, key=len, reverse=True))) or "(?!)"
-        )
+        self.added_tokens = codec.added_tokens
+        self.space_after_added = codec.space_after_added
+        self._chats = ChatEncoder(codec)
         self._anchor: tuple[list[int], str] | None = None
 
     # Opening
@@ -199,7 +191,9 @@ class Tokenizer:
         stands for a character whose last bytes are still to come.
         """
         kept = [int(i) for i in ids if 0 <= i < self.vocab_size]
-        return self._codec.decode(kept, skip_special_tokens)
+        if skip_special_tokens:
+            kept = [i for i in kept if i not in self.all_special_ids]
+        return self._codec.decode(kept)
 
     def token_text(self, token_id: int) -> str:
         """Text of one token as it stands inside a text (its leading space included)."""
@@ -209,6 +203,21 @@ class Tokenizer:
         ids, text = self._anchor
         longer = self.decode([*ids, token_id])
         return longer[len(text) :] if longer.startswith(text) else self.decode([token_id])
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Bytes of one token as they stand inside a text, its leading space included.
+
+        A token may be a part of a character. One that has no text has no bytes; None says that the
+        tokenizer does not tell them.
+        """
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        found = self._codec.token_bytes(token_id)
+        if found is not None:
+            return found
+        text = self.token_text(token_id)
+        # A replacement character stands for bytes that are no text by themselves.
+        return None if "\ufffd" in text else text.encode("utf-8", "replace")
 
     # Chats
 
@@ -284,10 +293,7 @@ class Tokenizer:
         Raises:
             InvalidRequestError: as `render_chat`.
         """
-        said = _strings((messages, tools))
-        guard = ""
-        if any(self._spellings.search(text) for text in said):
-            guard = _unused_character(said)
+        guard = self._chats.guard((messages, tools))
         source = templates.render(
             self._template(chat_template, tools),
             messages,
@@ -301,24 +307,6 @@ class Tokenizer:
         )
         return PreparedChat(source.replace(guard, "") if guard else source, source, guard)
 
-    def chat_text(self, ids: Sequence[int]) -> str:
-        """Text of a chat's ids as its template wrote it.
-
-        That is `decode`, less the dummy spaces that some tokenizers put after special tokens.
-        """
-        if not self._codec.space_after_special:
-            return self.decode(ids)
-        special = set(self._codec.special_tokens.values())
-        texts: list[str] = []
-        run: list[int] = []
-        for token in ids:
-            if token in special:
-                texts += [self.decode(run), self.decode([token])]
-                run = []
-            else:
-                run.append(token)
-        return "".join(texts) + self.decode(run)
-
     def encode_prepared(
         self, chat: PreparedChat, *, after: int = 0, last_id: int | None = None
     ) -> list[int]:
@@ -329,35 +317,7 @@ class Tokenizer:
             after: leave out so many characters, which the ids then follow.
             last_id: the last id of those characters.
         """
-        guard, text = chat.guard, chat.source
-        follows = after > 0
-        if self._codec.space_after_special and last_id in self._codec.special_tokens.values():
-            follows = False
-        if not guard:
-            text = text[after:]
-            if not text:
-                return []
-            return self._codec.encode(text, whole=False, special=True, continues=follows)
-        # The guard breaks the spellings that were said, so what matches now the template wrote.
-        # Those are ids; all between them is plain text, from which the guard is taken out.
-        ids: list[int] = []
-        start, skip = 0, after
-        for match in self._spellings.finditer(text):
-            said = text[start : match.start()].replace(guard, "")
-            ids += self._plain(said[skip:], follows)
-            skip = max(0, skip - len(said))
-            start = match.end()
-            if skip:
-                skip = max(0, skip - len(match[0]))
-            else:
-                ids.append(self._codec.special_tokens[match[0]])
-                follows = not self._codec.space_after_special
-        return ids + self._plain(text[start:].replace(guard, "")[skip:], follows)
-
-    def _plain(self, text: str, continues: bool) -> list[int]:
-        if not text:
-            return []
-        return self._codec.encode(text, whole=False, special=False, continues=continues)
+        return self._chats.encode(chat, after, last_id)
 
     def check_template(self, given: str | None, tools: object = None) -> None:
         """Refuse a template that rendering would refuse whatever the messages are.
@@ -384,31 +344,6 @@ class Tokenizer:
         raise InvalidRequestError(
             "the model has no chat template; give one with chat_template=, or use plain prompts."
         )
-
-
-def _strings(value: Any) -> list[str]:
-    """Every string in nested data."""
-    found: list[str] = []
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, str):
-            found.append(item)
-        elif isinstance(item, Mapping):
-            pending += item.values()
-        elif isinstance(item, (list, tuple)):
-            pending += item
-        elif callable(getattr(item, "model_dump", None)):
-            pending.append(item.model_dump())
-    return found
-
-
-def _unused_character(texts: Sequence[str]) -> str:
-    """A private-use character that none of the texts holds."""
-    for code in range(0xE100, 0xF8FF):
-        if not any(chr(code) in text for text in texts):
-            return chr(code)
-    raise InvalidRequestError("messages use every private-use character there is.")
 
 
 def _named_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:

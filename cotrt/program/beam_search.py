@@ -249,12 +249,17 @@ class _Search:
             self.root = None
 
     def output(self) -> BeamSearchOutput:
-        """The sequences, best first, with their texts."""
-        sequences = []
+        """The sequences, best first, with their texts as a generate's."""
+        from cotrt.sampling.output_text import OutputText
+
+        sequences, shown = [], SamplingParams()
         for found in self.finished:
             text = ""
             if self.runtime.tokenizer is not None:
-                text = self.runtime.decode(found.tokens, skip_special_tokens=True)
+                made = OutputText(self.runtime.tokenizer, shown, self.prompt)
+                made.append_all(found.tokens, ended_by_token=found.finish_reason == "stop")
+                made.finish()
+                text = made.text
             sequences.append(
                 BeamSequence(
                     found.tokens, text, found.cum_logprob, found.score, found.finish_reason

@@ -309,11 +309,19 @@ class Branch:
     ) -> str:
         """Text of the tokens at absolute positions `start` to `stop` (negative ones from the end).
 
+        It is the text as it follows the tokens before `start`, as a generate from there has it: its
+        leading space is kept, and a character that was begun before `start` belongs to it.
+
         Raises:
             InvalidRequestError: the model has no tokenizer.
         """
-        ids = self.token_ids[start:stop]
-        return self._runtime.decode(ids, skip_special_tokens=skip_special_tokens)
+        from cotrt.sampling.detokenizer import NUM_CONTEXT_IDS
+
+        def read(seq: TokenSequence) -> tuple[list[int], list[int]]:
+            first, last, _ = slice(start, stop).indices(seq.length)
+            return seq.ids(first, max(first, last)), seq.ids(max(0, first - NUM_CONTEXT_IDS), first)
+
+        return self._runtime.decode(*self._read(read), skip_special_tokens=skip_special_tokens)
 
     def __len__(self) -> int:
         return self._read(lambda seq: seq.length)

@@ -7,16 +7,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cotrt.errors import BranchBusyError, InvalidRequestError
 from cotrt.options.sampling import SamplingParams
 from cotrt.program.branch import Branch
+from cotrt.program.conversation import Continuation, Earlier
 from cotrt.program.handle import Generation
-from cotrt.program.runtime import Runtime, half_pairs_refused
-
-if TYPE_CHECKING:
-    from cotrt.engine.state import Tail
+from cotrt.program.runtime import Runtime
 
 Message = Mapping[str, Any]
 
@@ -27,28 +25,19 @@ class _Turn:
 
     Attributes:
         num_messages: messages before the turn.
-        length: tokens of the branch that the turn kept.
-        removed: what the turn's rewritten history cut off after them.
+        earlier: the branch before the turn.
     """
 
     num_messages: int
-    length: int
-    removed: Tail
+    earlier: Earlier
 
 
 class Chat:
     """A conversation that keeps its KV from turn to turn; made by `LLM.start_chat`.
 
     With every turn the chat template is rendered for all messages and compared, as text, with what
-    the branch holds:
-
-        branch    <system><user>Hi<end><assistant>Hello<end>
-        rendered  <system><user>Hi<end><assistant>Hello<end><user>Bye<end><assistant>
-                                                           └── encoded and appended ──┘
-
-    Where the template rewrites history (it strips thinking, say) the branch is cut at the last
-    token boundary before the first difference, and goes on from there. So sampled tokens stay as
-    they were sampled, and a turn that was cut short is closed as the template closes one.
+    the branch holds. The branch keeps what agrees, as it was sampled, and goes on from there: see
+    `cotrt.program.conversation`.
 
     As a context manager it prunes its branch on leaving. Several threads may use one chat; a
     message that is sent while a reply is running is refused.
@@ -110,7 +99,7 @@ class Chat:
             BranchPrunedError: the chat's branch was pruned or closed.
             EngineDeadError: the engine has stopped.
         """
-        runtime, engine = self._runtime, self._runtime.engine
+        runtime = self._runtime
         runtime.check()
         params = runtime.params(params, overrides)
         if params.n != 1:
@@ -118,31 +107,18 @@ class Chat:
         with self._lock:
             self._take_reply()
             messages = [*self._messages, *_as_messages(message)]
-            seq = self._branch._seq
-            with engine.lock:
-                self._branch._check()
-                history = seq.ids()
-            keep, ids = self._continue(messages, history)
-            with engine.lock:
-                self._branch._check()
-                if seq.ids() != history:
-                    raise BranchBusyError(
-                        "the chat's branch was changed while a message was sent: use one at a time"
-                    )
-                runtime.max_length(params, keep + len(ids), None)  # refuse before changing anything
-                epoch, removed = seq.epoch, engine.table.cut(seq, keep)
-                engine.table.extend(seq, ids)
-                try:
-                    reply = self._branch.generate(params)
-                except BaseException:
-                    engine.table.cut(seq, keep)
-                    engine.table.restore(seq, removed)
-                    seq.epoch = epoch
-                    raise
-            self._turns.append(_Turn(len(self._messages), keep, removed))
-            self._messages = messages
-            self._reply = reply
-        return reply
+            continuation = Continuation(self._branch, messages, self._template)
+            num_turns, said = len(self._turns), self._messages
+            try:
+                reply = continuation.start(params)
+                self._turns.append(_Turn(len(said), continuation.earlier))
+                self._messages, self._reply = messages, reply
+                return reply
+            except BaseException:
+                continuation.take_back()
+                del self._turns[num_turns:]
+                self._messages, self._reply = said, None
+                raise
 
     def fork(self, n: int = 1) -> list[Chat]:
         """`n` chats that go on from here, each for itself; all KV up to here is shared.
@@ -186,9 +162,8 @@ class Chat:
             with engine.lock:
                 self._branch._check()
                 turn = self._turns.pop()
-                if turn.length <= seq.length:  # else the program has cut the branch itself
-                    engine.table.cut(seq, turn.length)
-                    engine.table.restore(seq, turn.removed)
+                if turn.earlier.length <= seq.length:  # else the program has cut the branch itself
+                    turn.earlier.bring_back(self._branch, same_draws=False)
             self._messages = self._messages[: turn.num_messages]
         return self
 
@@ -216,24 +191,12 @@ class Chat:
             raise BranchBusyError(
                 "the chat's last reply is running: wait with g.result() or stop it with g.cancel()"
             )
-        state = reply._state
-        text = self._runtime.completion(state, 0).text
-        if state.params.include_stop_str_in_output and state.finish_reason == "stop":
-            # The template writes the end-of-turn token itself.
-            text = text.removesuffix(self._runtime.decode(state.tokens[-1:]))
+        # The template writes the end-of-turn token itself.
+        text = self._runtime.stream_text(reply._state, hides_end=True).append(
+            reply._state.tokens, True
+        )
         self._reply = None
         self._messages.append({"role": "assistant", "content": text})
-
-    def _continue(
-        self, messages: list[dict[str, Any]], history: list[int]
-    ) -> tuple[int, list[int]]:
-        """How many tokens of the history stay, and the ids that follow them."""
-        tokenizer = self._runtime.tokenizer
-        chat = tokenizer.prepare_chat(messages, **self._template)
-        keep, before = _common_tokens(tokenizer, history, chat.text)
-        last_id = history[keep - 1] if keep else None
-        with half_pairs_refused():
-            return keep, tokenizer.encode_prepared(chat, after=before, last_id=last_id)
 
     def __enter__(self) -> Chat:
         return self
@@ -271,31 +234,3 @@ def _as_messages(message: Any) -> list[dict[str, Any]]:
     raise InvalidRequestError(
         f"send a str, a message or a list of messages, not {type(message).__name__} {message!r:.80}"
     )
-
-
-def _common_tokens(tokenizer: Any, ids: list[int], text: str) -> tuple[int, int]:
-    """How many leading `ids` say what `text` begins with, and how many characters that is."""
-    history = tokenizer.chat_text(ids)
-    if text.startswith(history):
-        return len(ids), len(history)
-    low, high = 0, len(history)  # characters in common: between the two
-    while low < high:
-        middle = (low + high + 1) // 2
-        if text.startswith(history[:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    common = low
-    low, high = 0, len(ids)  # the last token that ends within them
-    while low < high:
-        middle = (low + high + 1) // 2
-        if len(tokenizer.chat_text(ids[:middle])) <= common:
-            low = middle
-        else:
-            high = middle - 1
-    while low:  # not inside a character
-        begin = tokenizer.chat_text(ids[:low])
-        if text.startswith(begin):
-            return low, len(begin)
-        low -= 1
-    return 0, 0

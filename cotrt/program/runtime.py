@@ -185,6 +185,14 @@ class Runtime:
             ids: list[int] = tokenizer.encode_prepared(chat)
         return chat.text, ids
 
+    def chat_encoder(self) -> Any:
+        """The tokenizer, for chats.
+
+        Raises:
+            InvalidRequestError: the model has none.
+        """
+        return self._need_tokenizer()
+
     def encode_continuation(self, value: Any, *, special: bool = True, what: str) -> list[int]:
         """Text that follows other text, or token ids, as ids."""
         if isinstance(value, str):
@@ -272,7 +280,7 @@ class Runtime:
         Args:
             seed: an explicit seed; None takes ``params.seed``, and without one the branch's own.
         """
-        from cotrt.engine.text import NUM_CONTEXT_TOKENS
+        from cotrt.sampling.detokenizer import NUM_CONTEXT_IDS
         from cotrt.sampling.output_text import OutputText
         from cotrt.sampling.processors import LogitsProcessor
 
@@ -287,7 +295,7 @@ class Runtime:
             eos_token_ids=self.eos_ids,
             tokenizer=self.tokenizer,
         )
-        context = seq.ids(max(0, start - NUM_CONTEXT_TOKENS), start)
+        context = seq.ids(max(0, start - NUM_CONTEXT_IDS), start)
         history: list[int] | None = None
         if processor is not None:
             ids, sampled = seq.ids(), seq.span.slice_sampled(0, start)
@@ -342,11 +350,15 @@ class Runtime:
             stop_reason=state.stop_reason,
         )
 
-    def stream_text(self, state: GenerationState) -> StreamText:
-        """A reader of a generation's text from its first token on."""
+    def stream_text(self, state: GenerationState, *, hides_end: bool = False) -> StreamText:
+        """A reader of a generation's text from its first token on.
+
+        Args:
+            hides_end: never show the token that ended it.
+        """
         from cotrt.engine.text import StreamText
 
-        return StreamText(self.tokenizer, state)
+        return StreamText(self.tokenizer, state, hides_end=hides_end)
 
     def logprob_dict(self, token: int, scores: TokenScores) -> dict[int, Logprob]:
         """vLLM's shape: the given or sampled token, and the likeliest ones."""
@@ -354,5 +366,11 @@ class Runtime:
 
         return logprob_dict(token, scores.logprob, scores.top, self.tokenizer)
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return self._need_tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)  # type: ignore[no-any-return]
+    def decode(
+        self, ids: Sequence[int], before: Sequence[int] = (), *, skip_special_tokens: bool = False
+    ) -> str:
+        """Text of ids as it follows `before`, whose last NUM_CONTEXT_IDS are enough."""
+        from cotrt.sampling.detokenizer import text_after
+
+        tokenizer = self._need_tokenizer()
+        return text_after(tokenizer, ids, before, skip_special_tokens=skip_special_tokens)

@@ -218,9 +218,8 @@ class _Vocabulary:
     def _bytes(self, token: int, is_special: bool) -> bytes:
         if is_special:
             return f"<|special_{token}|>".encode()
-        text: str = self._tokenizer.token_text(token)
-        # Part of a character has no text to show, and cannot be matched.
-        return b"" if "\ufffd" in text else text.encode("utf-8", "replace")
+        # Where a tokenizer does not tell the bytes of a character's part, it cannot be matched.
+        return self._tokenizer.token_bytes(token) or b""
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):

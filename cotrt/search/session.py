@@ -16,13 +16,14 @@ from cotrt.errors import InvalidRequestError
 from cotrt.options.sampling import SamplingParams
 from cotrt.program.branch import Branch
 from cotrt.program.llm import LLM
+from cotrt.sampling.detokenizer import NUM_CONTEXT_IDS, text_after
 from cotrt.sampling.seeds import normalize_seed, output_seed
 from cotrt.search.access import counters_of, default_params, tokenizer_of
 from cotrt.search.answers import Extractor, as_extractor, check_answer
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import as_score, call_each
 from cotrt.search.events import Kind, Listener, OnEvent
-from cotrt.search.node_text import token_texts
+from cotrt.search.node_text import shown_text, token_texts
 from cotrt.search.result import SearchResult, StopReason, Usage, VoteTable
 from cotrt.search.scorers import JUDGE_QUESTION, Judge, Scorer, ask, mean_logprob
 from cotrt.search.tree import Node, SearchTree, State
@@ -121,8 +122,9 @@ class Session:
             self._tokenizer = tokenizer_of(self._trunk)
             self._counters = counters_of(self._trunk)
             ids = self._trunk.token_ids
-            texts, _ = token_texts(self._tokenizer, ids)
-            root = Node(id=0, kind="root", text="".join(texts), token_ids=ids, token_texts=texts)
+            text = "" if self._tokenizer is None else text_after(self._tokenizer, ids)
+            texts = token_texts(self._tokenizer, ids)
+            root = Node(id=0, kind="root", text=text, token_ids=ids, token_texts=texts)
             root.logprobs = [None] * len(ids)
             root._tree, root._branch = self.tree, self._trunk
             self.tree.nodes.append(root)
@@ -205,7 +207,6 @@ class Session:
         for branch in parent.branch.fork(granted, at=at):
             node = self.tree.add(parent, kind)
             node._branch, node._start = branch, len(branch)
-            node._pending = list(parent._pending)
             nodes.append(node)
         return nodes
 
@@ -214,7 +215,6 @@ class Session:
         node = self.tree.add(parent, kind)
         node._branch, parent._branch = parent.branch, None
         node._start = len(node.branch)
-        node._pending = list(parent._pending)
         return node
 
     def copy(self, node: Node, num_tokens: int) -> Node | None:
@@ -256,12 +256,10 @@ class Session:
             if base.seed is not None:
                 params = base.replace(seed=output_seed(normalize_seed(base.seed), node.id - 1))
             limit = params.max_tokens if params.is_max_tokens_set else None
-            growths.append(Growth(node, params, limit))
+            growths.append(Growth(node, params, limit, delimiter))
         return growths
 
-    async def advance(
-        self, growths: Sequence[Growth], every: int | None = None, delimiter: str | None = None
-    ) -> None:
+    async def advance(self, growths: Sequence[Growth], every: int | None = None) -> None:
         """Grow all to their ends, or by `every` tokens each, in one batch; see `wave.advance`."""
         open_ = [growth for growth in growths if not growth.done]
         try:
@@ -273,16 +271,16 @@ class Session:
             raise
         finally:
             for growth in open_:
-                self._end_of_growth(growth, delimiter)
+                self._end_of_growth(growth)
         await self.flush()
 
     async def grow(
         self, nodes: Sequence[Node], *, delimiter: str | None = None, **overrides: Any
     ) -> None:
         """`begin` and `advance` to the end: one wave."""
-        await self.advance(self.begin(nodes, delimiter=delimiter, **overrides), delimiter=delimiter)
+        await self.advance(self.begin(nodes, delimiter=delimiter, **overrides))
 
-    def _end_of_growth(self, growth: Growth, delimiter: str | None) -> None:
+    def _end_of_growth(self, growth: Growth) -> None:
         node = growth.node
         if node._branch is None:
             return
@@ -290,11 +288,13 @@ class Session:
         ended = growth.done and growth.finish_reason == "stop"
         ended_by_token = ended and not isinstance(growth.stop_reason, str)
         self._record(node, ended_by_token=ended_by_token)
+        if growth.stop is not None:
+            self._cut_at_stop(growth, growth.stop)
         if self._listener.is_listening:
             self._emit("node", node, {"node": node.model_dump(mode="json")})
         if growth.error is not None:
             self.prune([node], f"{type(growth.error).__name__}: {growth.error}")
-        elif ended and (growth.stop_reason is None or growth.stop_reason != delimiter):
+        elif ended_by_token or growth.stop is not None:
             self.set_state(node, "finished")
         elif growth.done and growth.finish_reason == "abort":
             self.set_state(node, "cut", "the budget has no tokens left" if self.stopped_by else "")
@@ -302,20 +302,38 @@ class Session:
     def _record(self, node: Node, *, ended_by_token: bool = False) -> None:
         """Copy the node's tokens from its branch."""
         branch = node.branch
-        ids = branch.token_ids[node._start :]
-        parent = self.tree.nodes[node.parent or 0]
+        all_ids = branch.token_ids
+        ids = all_ids[node._start :]
+        before = all_ids[max(0, node._start - NUM_CONTEXT_IDS) : node._start]
         node.token_ids = ids
         node.logprobs = branch.logprobs[node._start : node._start + len(ids)]
-        node.token_texts, node._pending = token_texts(self._tokenizer, ids, parent._pending)
-        hidden: frozenset[int] = frozenset()
-        if self._tokenizer is not None and self.params.skip_special_tokens:
-            hidden = self._tokenizer.all_special_ids
-        shown = list(zip(ids, node.token_texts))
-        if ended_by_token and not self.params.include_stop_str_in_output:
-            shown = shown[:-1]
-        node.text = "".join(text for token, text in shown if token not in hidden)
+        skips = self.params.skip_special_tokens
+        node.token_texts = token_texts(self._tokenizer, ids, before, skips=skips)
+        node.text, node._open_end = shown_text(
+            self._tokenizer, ids, before, self.params, ended_by_token=ended_by_token
+        )
         kv = branch.kv
         node.kv_shared_blocks, node.kv_private_blocks = kv.shared_blocks, kv.private_blocks
+
+    def _cut_at_stop(self, growth: Growth, stop: str) -> None:
+        """Cut the text at a stop of the params, as a generate's, which may be of several nodes."""
+        nodes = [node for node in growth.node.path if node._start + node.num_tokens > growth.first]
+        start = nodes[0]._start
+        ids = growth.node.branch.token_ids
+        before = ids[max(0, start - NUM_CONTEXT_IDS) : start]
+        text, _ = shown_text(self._tokenizer, ids[start:], before, self.params, stop=stop)
+        for node in nodes[:-1]:
+            node.text, text = text[: len(node.text)], text[len(node.text) :]
+        growth.node.text, growth.node._open_end = text, ""
+
+    def _close_texts(self) -> None:
+        """Show incomplete characters at the ends of nodes that nothing was grown from."""
+        grown_from = {node.parent for node in self.tree.nodes}
+        for node in self.tree.nodes:
+            if node._open_end and node.id not in grown_from:
+                node.text += node._open_end
+                node.token_texts[-1] += node._open_end
+                node._open_end = ""
 
     # ---- judging ------------------------------------------------------------------------------
 
@@ -423,6 +441,7 @@ class Session:
             votes: a vote's table.
             answer: of the search; default: the winner's.
         """
+        self._close_texts()
         if candidates is None:
             steps = [n for n in self.tree.nodes[1:] if n.kind == "step" and n.token_ids]
             grown_from = {node.parent for node in steps}

@@ -82,7 +82,7 @@ class Node(BaseModel):
     _tree: SearchTree | None = PrivateAttr(None)
     _branch: Branch | None = PrivateAttr(None)
     _start: int = PrivateAttr(0)  # length of the branch where this node begins
-    _pending: list[int] = PrivateAttr(default_factory=list)  # ids of an incomplete character
+    _open_end: str = PrivateAttr("")  # what an incomplete character at its end shows, if it stays
 
     def __repr__(self) -> str:
         return f"<Node {self.id} ({self.kind}, {self.state}): {self.text!r}>"

@@ -35,31 +35,40 @@ class Growth:
         node: what grows.
         params: of the whole generate; ``stop`` holds the search's delimiter too.
         limit: tokens that it may sample in all; None without a limit.
+        delimiter: the stop string that ends a step and not an answer, or None.
         sampled: tokens sampled so far.
         done: it has ended.
         finish_reason, stop_reason: how; "abort" where the budget or a cancelled scope cut it.
         error: the error that ended it, or None.
+        first: length of the branch when it began.
     """
 
     node: Node
     params: SamplingParams
     limit: int | None
+    delimiter: str | None = None
     sampled: int = 0
     done: bool = False
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: NumericsError | None = None
-    _first: int = field(default=0, init=False)
+    first: int = field(default=0, init=False)
     _is_inside_stop: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._first = len(self.node.branch)
+        self.first = len(self.node.branch)
         if self.limit == 0:
             self.end("length")
 
     def end(self, finish_reason: str | None, stop_reason: int | str | None = None) -> None:
         self.done = True
         self.finish_reason, self.stop_reason = finish_reason, stop_reason
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string of the params that ended it, or None."""
+        reason = self.stop_reason if self.finish_reason == "stop" else None
+        return reason if isinstance(reason, str) and reason != self.delimiter else None
 
     def want(self, target: int | None) -> int | None:
         """Tokens that the next slice may sample, up to `target` in all."""
@@ -94,15 +103,15 @@ class Growth:
         stops = self.params.stop
         if not stops:
             return None
-        # A token of text has a character at least, so that this many hold the longest stop.
-        reach = max(map(len, stops)) + 4 + fresh
+        # A token of text has a byte at least, so that this many hold the longest stop.
+        reach = max(len(stop.encode("utf-8", "replace")) for stop in stops) + 4 + fresh
         branch = self.node.branch
         end = len(branch)
-        text = branch.decode(max(self._first, end - reach), end)
+        text = branch.decode(max(self.first, end - reach), end)
         was_inside, self._is_inside_stop = self._is_inside_stop, ends_inside_stop(text, stops)
         if not was_inside or self.sampled <= self.params.min_tokens:
             return None
-        before = branch.decode(max(self._first, end - reach), end - fresh)
+        before = branch.decode(max(self.first, end - reach), end - fresh)
         return find_stop(text, max(1, len(text) - len(before)), stops)
 
 

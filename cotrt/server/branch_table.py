@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cotrt.errors import BranchBusyError, CotrtError
 from cotrt.options.sampling import SamplingParams
 from cotrt.program.branch import Branch
-from cotrt.program.chat import _common_tokens
+from cotrt.program.conversation import Continuation
 from cotrt.program.handle import Generation
 from cotrt.program.llm import LLM
 from cotrt.server.errors import ApiError
@@ -238,31 +237,13 @@ class BranchTable:
 
     def reply(
         self, lease: Lease, rendering: Mapping[str, Any], params: SamplingParams
-    ) -> Generation:
+    ) -> tuple[Continuation, Generation]:
         """Reply to a conversation on a branch: what it holds of it already is kept.
 
         Raises:
             BranchBusyError: it is generating, or was changed meanwhile.
             CotrtError: what `Branch.generate` raises; the branch is unchanged then.
         """
-        branch, runtime = lease.branch, self._llm._runtime
-        tokenizer, engine, seq = runtime._need_tokenizer(), runtime.engine, branch._seq
-        history = branch.token_ids
         rest = {k: v for k, v in rendering.items() if k != "messages"}
-        chat = tokenizer.prepare_chat(rendering["messages"], **rest)
-        keep, before = _common_tokens(tokenizer, history, chat.text)
-        ids = tokenizer.encode_prepared(chat, after=before)
-        with engine.lock:
-            branch._check()
-            if seq.ids() != history:
-                raise BranchBusyError("the branch was changed meanwhile: use it from one place")
-            runtime.max_length(params, keep + len(ids), None)
-            epoch, removed = seq.epoch, engine.table.cut(seq, keep)
-            engine.table.extend(seq, ids)
-            try:
-                return branch.generate(params)
-            except CotrtError:
-                engine.table.cut(seq, keep)
-                engine.table.restore(seq, removed)
-                seq.epoch = epoch
-                raise
+        continuation = Continuation(lease.branch, rendering["messages"], rest)
+        return continuation, continuation.start(params)

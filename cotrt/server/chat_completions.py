@@ -19,7 +19,7 @@ from cotrt.server.reasoning import OPEN
 from cotrt.server.request_run import chunk_sender, respond, usage_of
 from cotrt.server.service import Service
 from cotrt.server.streaming import each_at_once
-from cotrt.server.token_logprobs import SampledTexts, chat_logprobs
+from cotrt.server.token_logprobs import SampledTexts
 from cotrt.server.wire import Emit, read_model
 
 
@@ -35,9 +35,7 @@ async def create_chat_completion(request: Request, service: Service) -> Response
         if asked.branch_id is not None:
             owner = request.scope["state"]["owner"]
             branch = service.branches.find(asked.branch_id, owner)
-            generations: Sequence[Generation] = [
-                await service.encode(service.branches.reply, branch, rendering, params)
-            ]
+            generations: Sequence[Generation] = [await service.reply(branch, rendering, params)]
             prompt = branch.branch.token_ids[: generations[0]._state.start]
 
             def cancel() -> None:
@@ -176,7 +174,7 @@ class _Run:
     def _logprobs(self, texts: SampledTexts, pieces: Sequence[Piece]) -> dict[str, Any]:
         ids = [i for piece in pieces for i in piece.token_ids]
         scores = [each for piece in pieces for each in piece.scores]
-        return chat_logprobs(ids, texts.append(ids), scores, self._asked.top_logprobs or 0)
+        return texts.chat_logprobs(ids, scores, self._asked.top_logprobs or 0)
 
     def _usage(self) -> dict[str, Any]:
         states = self._states

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from cotrt.engine.state import GenerationState
 from cotrt.options.sampling import MAX_LOGPROBS, SamplingParams
 from cotrt.program.submission import Submission
+from cotrt.sampling.token_texts import TokenTexts
 from cotrt.server.errors import ApiError
 from cotrt.server.openai_fields import OpenAIFields
 from cotrt.server.outputs import Piece, finish_reason, read_pieces, states_of
@@ -21,7 +22,7 @@ from cotrt.server.request_run import chunk_sender, respond, usage_of
 from cotrt.server.sampling_fields import TokenId
 from cotrt.server.service import Service
 from cotrt.server.streaming import each_at_once
-from cotrt.server.token_logprobs import CompletionLogprobs, SampledTexts, Scores, TokenTexts
+from cotrt.server.token_logprobs import CompletionLogprobs, SampledTexts, Scores
 from cotrt.server.wire import Emit, read_model
 
 DEFAULT_MAX_TOKENS = 16
@@ -203,7 +204,7 @@ class _Choice:
         """The prompt as the first part; its log-probabilities come with the first token."""
         ids = self.prompt
         hidden = int(self._begins_with_added_bos())
-        texts = TokenTexts(self._tokenizer, skip_special=False)
+        texts = TokenTexts(self._tokenizer, skip_special_tokens=False)
         shown = [""] * hidden + texts.append(ids[hidden:])
         if shown:
             shown[-1] += texts.flush()

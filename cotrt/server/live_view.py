@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cotrt.program.stats import metrics
-from cotrt.sampling.detokenizer import Detokenizer
+from cotrt.sampling.detokenizer import NUM_CONTEXT_IDS, Detokenizer
 
 if TYPE_CHECKING:
     from cotrt.engine.engine import Engine
@@ -23,13 +23,14 @@ FREE, PRIVATE, SHARED, CACHED, HOST, DISK = range(6)
 class _Seen:
     """How far a viewer has seen one sequence."""
 
-    __slots__ = ("about", "epoch", "last", "length", "text")
+    __slots__ = ("about", "before", "epoch", "last", "length", "text")
 
     def __init__(self) -> None:
         self.about: tuple[Any, ...] = ()
         self.epoch = -1
         self.length = 0
         self.last = -1
+        self.before: list[int] = []  # ids before the first that are shown
         self.text: Detokenizer | None = None
 
 
@@ -119,7 +120,7 @@ class LiveView:
             entry["lease"] = lease
             if regrown or not seen.about or seen.about[3] is None:
                 at = max(0, length - _TAIL_TOKENS)
-                seen.text = None
+                seen.text, seen.before = None, seq.ids(max(0, at - NUM_CONTEXT_IDS), at)
                 entry["reset"] = True
             ids = seq.ids(at)
         seen.about, seen.epoch, seen.length = about, seq.epoch, length
@@ -131,7 +132,9 @@ class LiveView:
         tokenizer = self._service.runtime.tokenizer
         if "lease" in entry and tokenizer is not None:
             if seen.text is None:
-                seen.text = Detokenizer(tokenizer, skip_special_tokens=False)
+                seen.text = Detokenizer(
+                    tokenizer, skip_special_tokens=False, context_ids=seen.before
+                )
             entry["text"] = seen.text.append(ids) if ids else ""
         return entry
 

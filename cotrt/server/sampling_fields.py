@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cotrt.options.sampling import MAX_NUM_TOKENS
 from cotrt.server.errors import ApiError
@@ -27,9 +27,17 @@ _SAME = (
 
 
 class RequestModel(BaseModel):
-    """A request's body: strict types, and an unknown field is an error."""
+    """A request's body: strict types, an unknown field is an error, null says nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, data: Any) -> Any:
+        # Clients write out fields that nobody has set.
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
 
 
 class SamplingFields(RequestModel):

@@ -7,15 +7,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from pydantic import ValidationError
 
 from cotrt.errors import CotrtError
 from cotrt.options.sampling import SamplingParams
+from cotrt.program.conversation import Continuation
+from cotrt.program.handle import Generation
 from cotrt.program.llm import LLM
 from cotrt.program.submission import Submission, submit
 from cotrt.server.admission import Admission
-from cotrt.server.branch_table import BranchTable
+from cotrt.server.branch_table import BranchTable, Lease
 from cotrt.server.errors import ApiError
 from cotrt.server.metrics import ServerMetrics
 from cotrt.server.options import ServerOptions
@@ -107,6 +110,31 @@ class Service:
             raise
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ApiError(400, f"the text cannot be encoded: {error}"[:300]) from error
+
+    async def reply(
+        self, lease: Lease, rendering: dict[str, Any], params: SamplingParams
+    ) -> Generation:
+        """Reply to a conversation on a branch; a cancellation meanwhile leaves it as it was.
+
+        Raises:
+            CotrtError: as `BranchTable.reply`.
+            ApiError: 400.
+        """
+        made: list[Continuation] = []
+
+        def start() -> Generation:
+            continuation, generation = self.branches.reply(lease, rendering, params)
+            made.append(continuation)
+            return generation
+
+        try:
+            generation = await self.encode(start)
+            await anyio.lowlevel.checkpoint_if_cancelled()  # it waits for the thread to end
+            return generation
+        except BaseException:
+            for continuation in made:
+                continuation.take_back()
+            raise
 
     def start(
         self,

@@ -1,7 +1,9 @@
 """Log-probabilities in OpenAI's two shapes.
 
 The texts of the sampled (or echoed) tokens are cut so that, joined, they are the text: a character
-of several tokens belongs to the one that completes it, a token that shows nothing has "".
+of several tokens belongs to the one that completes it, a token that shows nothing has "". Among
+the likeliest a sampled token has the same name. The bytes are those of the token alone, whatever
+its text shows.
 """
 
 from __future__ import annotations
@@ -10,31 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cotrt.engine.state import GenerationState
-from cotrt.sampling.detokenizer import REPLACEMENT, Detokenizer
 from cotrt.sampling.logprobs import Logprob
+from cotrt.sampling.token_texts import TokenTexts
 
 Scores = dict[int, Logprob] | None
-
-
-class TokenTexts:
-    """The text of each token of a growing list."""
-
-    def __init__(self, tokenizer: Any, *, skip_special: bool, context: Sequence[int] = ()) -> None:
-        self._detokenizer = None
-        if tokenizer is not None:
-            self._detokenizer = Detokenizer(
-                tokenizer, skip_special_tokens=skip_special, context_ids=context
-            )
-
-    def append(self, ids: Sequence[int]) -> list[str]:
-        """One text a token."""
-        if self._detokenizer is None:
-            return [""] * len(ids)
-        return [self._detokenizer.append([token]) for token in ids]
-
-    def flush(self) -> str:
-        """What an incomplete character at the end shows."""
-        return "" if self._detokenizer is None else self._detokenizer.flush()
 
 
 class SampledTexts(TokenTexts):
@@ -42,7 +23,12 @@ class SampledTexts(TokenTexts):
 
     def __init__(self, tokenizer: Any, state: GenerationState) -> None:
         params = state.params
-        super().__init__(tokenizer, skip_special=params.skip_special_tokens, context=state.context)
+        super().__init__(
+            tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            context_ids=state.context,
+        )
+        self._tokenizer = tokenizer
         self._state = state
         self._num_seen = 0
 
@@ -62,6 +48,23 @@ class SampledTexts(TokenTexts):
             return super().append(ids)
         texts = super().append(ids[:-1])
         return [*texts, self.flush()]
+
+    def chat_logprobs(
+        self, ids: Sequence[int], scores: Sequence[dict[int, Logprob]], num_top: int
+    ) -> dict[str, Any]:
+        """``choices[i].logprobs`` of /v1/chat/completions, for the next tokens."""
+        tokenizer = self._tokenizer
+        content = []
+        for token, text, entries in zip(ids, self.append(ids), scores):
+            own = _entry(tokenizer, token, text, entries[token], is_in_text=True)
+            top = [
+                own
+                if other == token
+                else _entry(tokenizer, other, entry.decoded_token or "", entry)
+                for other, entry in (_likeliest(token, entries, num_top) if num_top else ())
+            ]
+            content.append({**own, "top_logprobs": top})
+        return {"content": content, "refusal": None}
 
 
 class CompletionLogprobs:
@@ -101,34 +104,14 @@ class CompletionLogprobs:
 
     def _top(self, token: int, text: str, entries: dict[int, Logprob]) -> dict[str, float]:
         """Likeliest first; tokens of the same text are told apart by their ids."""
+        names = {token: text}  # as among the tokens, so that it is found by that name
         top: dict[str, float] = {}
         for other, entry in _likeliest(token, entries, self._num_top):
             name = f"token_id:{other}" if self._as_ids else entry.decoded_token or ""
-            if other == token and text and not self._as_ids:
-                name = text
-            if name in top:
+            if other != token and (name == text or name in top):
                 name = f"token_id:{other}"
-            top[name] = _finite(entry.logprob)
+            top[names.get(other, name)] = _finite(entry.logprob)
         return top
-
-
-def chat_logprobs(
-    ids: Sequence[int],
-    texts: Sequence[str],
-    scores: Sequence[dict[int, Logprob]],
-    num_top: int,
-) -> dict[str, Any]:
-    """``choices[i].logprobs`` of /v1/chat/completions."""
-    content = []
-    for token, text, entries in zip(ids, texts, scores):
-        top = _likeliest(token, entries, num_top) if num_top else []
-        content.append(
-            {
-                **_entry(text, entries[token]),
-                "top_logprobs": [_entry(entry.decoded_token or "", entry) for _, entry in top],
-            }
-        )
-    return {"content": content, "refusal": None}
 
 
 def _likeliest(token: int, entries: dict[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
@@ -141,13 +124,20 @@ def _likeliest(token: int, entries: dict[int, Logprob], num_top: int) -> list[tu
     ]
 
 
-def _entry(text: str, entry: Logprob) -> dict[str, Any]:
-    # Part of a character has no UTF-8 of its own to show.
-    known = REPLACEMENT not in text
+def _entry(
+    tokenizer: Any, token: int, text: str, entry: Logprob, *, is_in_text: bool = False
+) -> dict[str, Any]:
+    """A token with its own bytes; null where the tokenizer does not tell them.
+
+    At the start of a text a token may have lost its dummy space: `is_in_text`, and so its bytes.
+    """
+    known = None if tokenizer is None else tokenizer.token_bytes(token)
+    if is_in_text and text and known == b" " + text.encode("utf-8", "replace"):
+        known = known[1:]
     return {
         "token": text,
         "logprob": _finite(entry.logprob),
-        "bytes": list(text.encode("utf-8", "replace")) if known else None,
+        "bytes": None if known is None else list(known),
     }
 
 

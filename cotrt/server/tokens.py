@@ -30,10 +30,11 @@ class TokenizeRequest(RequestModel):
 
 
 class DetokenizeRequest(RequestModel):
-    """Token ids."""
+    """Token ids; with ``before`` the text as it follows those, of which the last 24 are enough."""
 
     model: str | None = None
     skip_special_tokens: bool = False
+    before: Annotated[list[TokenId], Field(max_length=1 << 20)] | None = None
     tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
 
 
@@ -67,8 +68,9 @@ async def detokenize(request: Request, service: Service) -> Response:
     """Text of ids."""
     asked = await read_model(request, service.options, DetokenizeRequest)
     service.check_model(asked.model)
-    ids = service.runtime.check_ids(asked.tokens)
+    runtime = service.runtime
+    ids, before = runtime.check_ids(asked.tokens), runtime.check_ids(asked.before or ())
     text = await service.encode(
-        service.runtime.decode, ids, skip_special_tokens=asked.skip_special_tokens
+        runtime.decode, ids, before, skip_special_tokens=asked.skip_special_tokens
     )
     return Reply({"prompt": text})

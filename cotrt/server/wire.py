@@ -103,15 +103,13 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
 
 
 async def read_model(request: Request, options: ServerOptions, model: type[M]) -> M:
-    """The body, checked. A null is the same as a field that is left out.
+    """The body, checked.
 
     Raises:
         ApiError, ClientGoneError: as `read_json`.
         pydantic.ValidationError: a field that is wrong, missing or unknown.
     """
-    given = await read_json(request, options)
-    given = {name: value for name, value in given.items() if value is not None}
-    return model.model_validate(given)
+    return model.model_validate(await read_json(request, options))
 
 
 def encode(value: Any) -> bytes:

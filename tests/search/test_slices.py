@@ -6,6 +6,7 @@ import pytest
 from search_helpers import EOS, PROMPT, counting_model, run, small_llm, text_model
 
 from cotrt import LLM, SamplingParams, search
+from cotrt.models.tokenizer import Tokenizer
 from cotrt.search import Budget
 from cotrt.search.node_text import ends_inside_stop, find_stop, token_texts
 from cotrt.search.session import Session
@@ -62,6 +63,28 @@ def test_a_delimiter_between_two_slices_ends_the_step() -> None:
         assert result.tree.nodes[1].stop_reason == "\n\n"
 
 
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("every", [1, 2, 3, 4])
+def test_a_stop_string_across_nodes_cuts_the_texts_of_all(every: int, include: bool) -> None:
+    """A growth may move on from node to node; their texts, joined, are those of one generate."""
+
+    async def grow(llm, params):
+        session = Session("test", llm, PROMPT, params=params, budget=None, on_event=None)
+        async with session:
+            growths = session.begin(session.fork(session.root, 1))
+            await session.advance(growths, every)
+            while not growths[0].done:
+                growths[0].node = session.follow(growths[0].node)
+                await session.advance(growths, every)
+            return growths[0].node.path_text, len(session.tree.nodes)
+
+    params = SamplingParams(max_tokens=20, stop=["the end"], include_stop_str_in_output=include)
+    with small_llm(text_model({"so, the end. no": 1.0})) as llm:
+        text, count = run(grow, llm, params)
+        assert text == llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].text
+        assert text == ("so, the end" if include else "so, ") and count >= 3
+
+
 class ByteTokenizer:
     """Token i is byte i."""
 
@@ -102,13 +125,13 @@ def test_texts_of_nodes_join_to_the_whole_text(every: int | None) -> None:
 
 
 def test_token_texts_hold_back_incomplete_characters() -> None:
-    tokenizer = ByteTokenizer()
+    tokenizer = Tokenizer.from_object(ByteTokenizer())
     fox = list("🦊".encode())
-    assert token_texts(tokenizer, [97, *fox, 98]) == (["a", "", "", "", "🦊", "b"], [])
-    assert token_texts(tokenizer, fox[:3]) == (["", "", ""], fox[:3])
-    assert token_texts(tokenizer, fox[3:], fox[:3]) == (["🦊"], [])
-    assert token_texts(tokenizer, [255, 97])[0][-1].endswith("a")
-    assert token_texts(None, [1, 2]) == (["", ""], [])
+    assert token_texts(tokenizer, [97, *fox, 98]) == ["a", "", "", "", "🦊", "b"]
+    assert token_texts(tokenizer, fox[:3]) == ["", "", ""]
+    assert token_texts(tokenizer, fox[3:], fox[:3]) == ["🦊"]
+    assert token_texts(tokenizer, [255, 97])[-1].endswith("a")
+    assert token_texts(None, [1, 2]) == ["", ""]
 
 
 def test_stops_across_slices() -> None:

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# The long forms of random tests, one a line.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+COTRT_RANDOM_CASES=2000 python -m pytest -q tests/program/test_texts_agree.py tests/program/test_chat_reading.py
