@@ -207,15 +207,29 @@ def open_tokenizer(path: Path) -> Any:
     """The file's tokenizer as a transformers fast tokenizer.
 
     Raises:
-        ModelLoadError: the file has none that transformers can read.
+        ModelLoadError: the file has none that transformers can read, or its vocabulary splits texts
+            by a rule that is not known.
     """
     from transformers import AutoTokenizer
 
+    from .gguf_splits import set_split
+
+    source = GgufSource(path)
+    kind, split = (source.field(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    source.close()
+    if kind not in ("llama", "gpt2"):
+        raise ModelLoadError(
+            f"{path}: its vocabulary is of the kind {kind!r} (tokenizer.ggml.model), which is not "
+            "supported (supported: llama, gpt2); give tokenizer=, a folder or hub id."
+        )
     try:
-        return AutoTokenizer.from_pretrained(
+        opened = AutoTokenizer.from_pretrained(
             str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:
         raise ModelLoadError(
             f"{path}: its tokenizer cannot be read ({error}); give tokenizer=, a folder or hub id."
         ) from error
+    if kind == "gpt2":
+        set_split(opened.backend_tokenizer, split, str(path))
+    return opened

