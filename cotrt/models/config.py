@@ -158,8 +158,9 @@ class ModelConfig:
                 f"{where}: architecture {architectures} is not a causal language model; "
                 f"{family.architecture} is needed."
             )
-        if raw.get("quantization_config"):
-            method = dict(raw["quantization_config"]).get("quant_method", "unknown")
+        quantised = raw.get("quantization_config")
+        if quantised and not _multiplies_out(quantised):
+            method = dict(quantised).get("quant_method", "unknown")
             raise ModelLoadError(
                 f"{where}: the checkpoint is quantised ({method}), which is not in this version. "
                 "Use the unquantised checkpoint, or a .gguf file (dequantised on load)."
@@ -209,6 +210,13 @@ class ModelConfig:
             dtype=_dtype_name(raw),
             raw=dict(raw),
         )
+
+
+def _multiplies_out(quantised: Any) -> bool:
+    """Weights of 8 bits beside scales by a rule that `ReadableWeights` knows."""
+    if not isinstance(quantised, dict) or quantised.get("quant_method") != "fp8":
+        return False
+    return quantised.get("weight_block_size") in (None, [128, 128])
 
 
 class _Reader:

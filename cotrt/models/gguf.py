@@ -6,6 +6,8 @@ side, for its interleaved rotation); they are put back here.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,29 +40,36 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
+# As llama.cpp names the parts of a split file.
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class GgufSource:
-    """Tensors of one .gguf file under canonical names, dequantised to float32 as they are read."""
+    """Tensors of a .gguf file under canonical names, dequantised to float32 as they are read.
+
+    A split file is read with all its parts, whichever is given.
+
+    Attributes:
+        path: the file; of a split one the first part, which has the metadata.
+        architecture: ``general.architecture``.
+        rope_factors: of stretched Llamas.
+    """
 
     def __init__(self, path: Path) -> None:
         """Map a file.
 
         Raises:
-            ModelLoadError: it is missing, no GGUF, cut short, or of another architecture.
+            ModelLoadError: it is missing, no GGUF, cut short, of another architecture, or one of
+                its parts is missing or another file's.
         """
-        from gguf import GGUFReader
-
-        self.path = path
-        try:
-            self._reader: Any = GGUFReader(str(path))
-        except FileNotFoundError:
-            raise ModelLoadError(f"{path} does not exist.") from None
-        except (ValueError, OSError, IndexError, KeyError) as error:
-            raise ModelLoadError(
-                f"{path} is not a whole GGUF file ({error}): it is damaged or half-downloaded; "
-                "delete it and get it again."
-            ) from error
+        given = _open_reader(path)
+        self._files, self._readers = [path], [given]
+        count = _field(given, "split.count", 0)
+        if count > 1:
+            self._files = _parts(path, count)
+            self._readers = [given if p == path else _open_reader(p) for p in self._files]
+            self._check_parts(count)
+        self.path = self._files[0]
         self.architecture = str(self.field("general.architecture"))
         if self.architecture not in _ARCHITECTURES:
             raise ModelLoadError(
@@ -69,16 +78,41 @@ class GgufSource:
             )
         self._tensors: dict[str, Any] = {}
         self.rope_factors: list[float] | None = None
-        for tensor in self._reader.tensors:
-            if tensor.name == _ROPE_FACTORS:
-                self.rope_factors = [float(value) for value in tensor.data]
-            else:
-                self._tensors[_canonical(tensor.name)] = tensor
+        for reader in self._readers:
+            for tensor in reader.tensors:
+                if tensor.name == _ROPE_FACTORS:
+                    self.rope_factors = [float(value) for value in tensor.data]
+                else:
+                    self._tensors[_canonical(tensor.name)] = tensor
+
+    def _check_parts(self, count: int) -> None:
+        """Every part is of one split, and they have all its tensors, each once."""
+        totals = set()
+        for number, (path, reader) in enumerate(zip(self._files, self._readers, strict=True)):
+            if _field(reader, "split.count", 0) != count or _field(reader, "split.no") != number:
+                raise ModelLoadError(
+                    f"{path} is not part {number + 1} of the {count} parts of one split model: "
+                    "another file has its name; get the model again."
+                )
+            totals.add(_field(reader, "split.tensors.count"))
+        names = Counter(tensor.name for reader in self._readers for tensor in reader.tensors)
+        twice = [name for name, times in names.items() if times > 1]
+        if twice or totals != {len(names)}:
+            what = (
+                f"tensor {twice[0]} stands in two of them"
+                if twice
+                else (
+                    f"they hold {len(names)} tensors, by their own count {sorted(map(str, totals))}"
+                )
+            )
+            raise ModelLoadError(
+                f"{self._files[0]} and the parts beside it are not parts of one split model "
+                f"({what}); get the model again."
+            )
 
     def field(self, key: str, default: Any = None) -> Any:
         """A metadata value, or ``default``."""
-        entry = self._reader.fields.get(key)
-        return default if entry is None else entry.contents()
+        return _field(self._readers[0], key, default)
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -108,8 +142,11 @@ class GgufSource:
             values = np.array(values, order="C")
         return torch.from_numpy(values)
 
+    def kind(self, name: str) -> str:
+        return "float32"
+
     def files(self) -> Sequence[Path]:
-        return [self.path]
+        return self._files
 
     def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
         import numpy as np
@@ -120,13 +157,13 @@ class GgufSource:
     @property
     def dtype(self) -> str:
         """The dtype to serve in: the stored one, bfloat16 where the weights are quantised."""
-        embed = self._tensors.get("model.embed_tokens.weight")
+        embed = self._tensors.get("model.embed_tokens.weight", self._tensors.get("lm_head.weight"))
         stored = "" if embed is None else embed.tensor_type.name
         return {"F32": "float32", "F16": "float16"}.get(stored, "bfloat16")
 
     def close(self) -> None:
         self._tensors = {}
-        self._reader = None
+        self._readers = []
 
     def config(self) -> dict[str, Any]:
         """The file's metadata as a config.json would say it."""
@@ -141,6 +178,8 @@ class GgufSource:
             "model_type": _ARCHITECTURES[arch],
             "vocab_size": self.shape("model.embed_tokens.weight")[0]
             if "model.embed_tokens.weight" in names
+            else self.shape("lm_head.weight")[0]
+            if "lm_head.weight" in names
             else own("vocab_size"),
             "hidden_size": own("embedding_length"),
             "intermediate_size": own("feed_forward_length"),
@@ -152,7 +191,7 @@ class GgufSource:
             "rms_norm_eps": own("attention.layer_norm_rms_epsilon"),
             "rope_theta": own("rope.freq_base", 10_000.0),
             "rope_scaling": self._rope_scaling(),
-            "tie_word_embeddings": "lm_head.weight" not in names,
+            "tie_word_embeddings": not {"lm_head.weight", "model.embed_tokens.weight"} <= {*names},
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in names,
             "mlp_bias": "model.layers.0.mlp.up_proj.bias" in names,
             "sliding_window": own("attention.sliding_window"),
@@ -186,6 +225,50 @@ class GgufSource:
         return sorted({int(i) for i in ids if i is not None})
 
 
+def _field(reader: Any, key: str, default: Any = None) -> Any:
+    entry = reader.fields.get(key)
+    return default if entry is None else entry.contents()
+
+
+def _open_reader(path: Path) -> Any:
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(str(path))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path} does not exist.") from None
+    except (ValueError, OSError, IndexError, KeyError) as error:
+        raise ModelLoadError(
+            f"{path} is not a whole GGUF file ({error}): it is damaged or half-downloaded; "
+            "delete it and get it again."
+        ) from error
+
+
+def _parts(path: Path, count: int) -> list[Path]:
+    """All parts of a split file, first to last.
+
+    Raises:
+        ModelLoadError: its name does not say where they are, or one is missing.
+    """
+    named = _PART.fullmatch(path.name)
+    if named is None or int(named["count"]) != count:
+        raise ModelLoadError(
+            f"{path} is one of {count} parts of a split model, but its name does not say which: "
+            f"name the parts as they were, NAME-00001-of-{count:05d}.gguf and so on."
+        )
+    parts = [
+        path.with_name(f"{named['stem']}-{number + 1:05d}-of-{count:05d}.gguf")
+        for number in range(count)
+    ]
+    missing = [part.name for part in parts if not part.exists()]
+    if missing:
+        raise ModelLoadError(
+            f"{path} is one of {count} parts of a split model, and {', '.join(missing[:8])} "
+            f"{'is' if len(missing) == 1 else 'are'} not beside it: get all parts."
+        )
+    return parts
+
+
 def _canonical(name: str) -> str:
     """A GGUF tensor name as a transformers checkpoint has it; unknown ones stay as they are."""
     if name in _OUTER:
@@ -215,6 +298,7 @@ def open_tokenizer(path: Path) -> Any:
     from .gguf_splits import set_split
 
     source = GgufSource(path)
+    path = source.path
     kind, split = (source.field(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     source.close()
     if kind not in ("llama", "gpt2"):

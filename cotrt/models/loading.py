@@ -119,18 +119,20 @@ def load(
 
     from ..kernels import dispatch
     from .conditions import conditions
+    from .readable_weights import ReadableWeights
     from .weights import check_tensors, fingerprint
 
     generation = read_json(found.folder / "generation_config.json") if not found.gguf else {}
     defaults = {} if generation_config == "vllm" else _generation_defaults(generation)
     _check_defaults(defaults, found.folder)
-    config, source = _open(found)
+    config, stored = _open(found)
     try:
+        source = ReadableWeights(stored, config, found.name)
         check_tensors(source, config, found.name)
         length = _max_model_len(config, max_model_len, found.name)
         kind = _dtype(dtype, config, source)
         opened = _tokenizer(tokenizer, found, template, progress)
-        mark = fingerprint(source, config)
+        mark = fingerprint(stored, config)
         backend = dispatch.choose(device, kind, config.head_dim, block_size, attention_backend)
         title = f"loading {Path(found.name).name}"
         with ProgressBar(title, config.num_layers, "layer", progress) as bar:
@@ -148,7 +150,7 @@ def load(
                 bar.update,
             )
     finally:
-        source.close()
+        stored.close()
     # What KV is computed with besides the checkpoint itself.
     built.fingerprint = f"{mark}-{built.kv_shape.dtype}-{quantization or 'none'}"
     # Only where bits are promised: else a record that one computed is as good for another.
@@ -255,14 +257,14 @@ def _max_model_len(config: ModelConfig, asked: int | None, name: str) -> int:
     return asked
 
 
-def _dtype(asked: str, config: ModelConfig, source: SafetensorsSource | GgufSource) -> torch.dtype:
+def _dtype(asked: str, config: ModelConfig, source: WeightSource) -> torch.dtype:
     import torch
 
     name = asked
     if asked == "auto":
         name = config.dtype or ""
         if name not in DTYPES:
-            name = str(source.get("model.norm.weight").dtype).removeprefix("torch.")
+            name = source.kind("model.norm.weight")
     if name not in DTYPES:
         raise ModelLoadError(
             f"the checkpoint's dtype {name!r} is not supported; give dtype='float32' or 'bfloat16'."

@@ -49,6 +49,9 @@ class WeightSource(Protocol):
     def get(self, name: str) -> Tensor:
         """A tensor: mapped where its storage allows; do not write to it, do not outlive close."""
 
+    def kind(self, name: str) -> str:
+        """The dtype that `get` gives, ``bfloat16`` say."""
+
     def files(self) -> Sequence[Path]:
         """The files that it reads."""
 
@@ -240,6 +243,9 @@ class SafetensorsSource:
         stored = self._stored(name)
         tensor: Tensor = self._where[stored].get_tensor(stored)
         return tensor
+
+    def kind(self, name: str) -> str:
+        return str(self.get(name).dtype).removeprefix("torch.")
 
     def files(self) -> Sequence[Path]:
         return self._files

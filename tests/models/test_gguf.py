@@ -46,7 +46,8 @@ def permute(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
 def write(model: Any, path: Path, kind: str = "F32", **more: Any) -> Path:
     """A transformers model as a .gguf file."""
     config, arch = model.config, model.config.model_type
-    writer = gguf.GGUFWriter(str(path), arch)
+    names = {**NAMES, "model.embed_tokens": more.pop("embedding", "token_embd")}
+    writer = gguf.GGUFWriter(str(path), arch, split_max_tensors=more.pop("most", 0))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -84,9 +85,9 @@ def write(model: Any, path: Path, kind: str = "F32", **more: Any) -> Path:
         stem, suffix = name.rsplit(".", 1)
         if stem.startswith("model.layers."):
             index, role = stem.removeprefix("model.layers.").split(".", 1)
-            stored = f"blk.{index}.{NAMES[role]}.{suffix}"
+            stored = f"blk.{index}.{names[role]}.{suffix}"
         else:
-            stored = f"{NAMES[stem]}.{suffix}"
+            stored = f"{names[stem]}.{suffix}"
         quantised = kind != "F32" and values.ndim == 2
         if quantised:
             type_ = gguf.GGMLQuantizationType[kind]
@@ -257,3 +258,48 @@ def test_every_byte_of_a_file_decides_its_fingerprint(tmp_path: Path) -> None:
     data[-1000] ^= 1
     path.write_bytes(data)
     assert mark() != before
+
+
+def split(folder: Path, name: str = "tiny", **settings: Any) -> list[Path]:
+    write(make_model("llama", head_dim=32, **settings), folder / f"{name}.gguf", most=9)
+    return sorted(folder.glob(f"{name}-*.gguf"))
+
+
+def test_a_split_file_is_read_whole_from_any_part(tmp_path: Path) -> None:
+    whole = GgufSource(write(make_model("llama", head_dim=32), tmp_path / "whole.gguf"))
+    parts = split(tmp_path)
+    assert len(parts) > 2
+    for part in parts:
+        source = GgufSource(part)
+        assert source.files() == parts
+        assert source.config() == whole.config()
+        assert set(source.names()) == set(whole.names())
+        assert all(torch.equal(source.get(n), whole.get(n)) for n in whole.names())
+        assert load(part).tokenizer is not None
+        source.close()
+
+
+def test_parts_that_are_not_all_there_or_not_of_one_model_are_named(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    other = split(tmp_path, "other", num_hidden_layers=3)
+    second = parts[1].read_bytes()
+    parts[1].unlink()
+    with pytest.raises(ModelLoadError, match=f"{parts[1].name} is not beside it"):
+        GgufSource(parts[0])
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(ModelLoadError, match="is not part 2 of"):
+        GgufSource(parts[0])
+    parts[1].write_bytes(other[1].read_bytes())
+    with pytest.raises(ModelLoadError, match="split model"):
+        GgufSource(parts[0])
+    parts[1].write_bytes(second)
+    renamed = parts[0].rename(tmp_path / "first.gguf")
+    with pytest.raises(ModelLoadError, match="its name does not say which"):
+        GgufSource(renamed)
+
+
+def test_a_matrix_that_serves_as_head_and_embedding_may_have_either_name(tmp_path: Path) -> None:
+    model = make_model("llama", head_dim=32, tie_word_embeddings=True)
+    embedded = load(write(model, tmp_path / "embedding.gguf")).model
+    headed = load(write(model, tmp_path / "head.gguf", embedding="output")).model
+    assert embedded.weight_bytes == headed.weight_bytes
