@@ -60,7 +60,10 @@ def run(options: argparse.Namespace) -> int:
                 **_shape(options),
             )
             print(result.tree)
-            print(f"\nanswer: {result.answer if result.answer is not None else _text(result)}")
+            if result.votes is not None and not result.votes.rows:
+                print("\nno answer: no sample voted; raise --max-tokens where they were cut")
+            else:
+                print(f"\nanswer: {result.answer if result.answer is not None else _text(result)}")
             usage = result.usage
             print(f"{usage}\nstopped by: {result.stopped_by}")
             if options.html:

@@ -7,52 +7,44 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from cotrt.errors import InvalidRequestError
+from cotrt.search.latex_forms import reading
+from cotrt.search.number_forms import numbers_in
 
 Extractor = Callable[[str], Any]
 
-_NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)")
+_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
 def boxed(text: str) -> str | None:
     r"""The contents of the last ``\boxed{...}`` that is not empty, braces matched, or None."""
-    for start in reversed([found.end() for found in re.finditer(r"\\boxed\s*\{", text)]):
-        depth = 1
-        for index in range(start, len(text)):
-            if text[index] == "{":
-                depth += 1
-            elif text[index] == "}":
-                depth -= 1
-                if depth == 0:
-                    inside = text[start:index].strip()
-                    if inside:
-                        return inside
-                    break
-    return None
+    open_braces: list[int | None] = []  # where a box begins, None for other braces
+    last, place = None, -1
+    for found in _BRACES.finditer(text):
+        brace = found.group()
+        if brace == "}":
+            begin = open_braces.pop() if open_braces else None
+            if begin is not None and begin > place:
+                inside = text[begin : found.start()].strip()
+                if inside:
+                    last, place = inside, begin
+        elif brace[-1] == "{" and brace != "\\{":
+            open_braces.append(found.end() if brace != "{" else None)
+    return last
 
 
 def last_number(text: str) -> str | None:
-    """The last number, without thousands separators and trailing zeros; None without one."""
-    found = _NUMBER.findall(text)
-    return plain_number(found[-1]) if found else None
-
-
-def plain_number(text: str) -> str:
-    """``"1,024.50"`` as ``"1024.5"``; other text as it is."""
-    number = text.replace(",", "")
-    if not re.fullmatch(r"-?\d+(\.\d+)?", number):
-        return text
-    if "." in number:
-        number = number.rstrip("0").rstrip(".")
-    sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
-    digits = digits.lstrip("0") or "0"
-    digits = "0" + digits if digits.startswith(".") else digits
-    return "0" if digits == "0" else sign + digits
+    """The last number, whole and in one form (`numbers_in`); None without one."""
+    found = numbers_in(text)
+    return found[-1] if found else None
 
 
 def final_answer(text: str) -> str | None:
-    r"""What is in the last ``\boxed{}``, else the last number: the default of votes."""
+    r"""What is in the last ``\boxed{}``, as a reader says it, else the last number.
+
+    The default of votes.
+    """
     inside = boxed(text)
-    return last_number(text) if inside is None else plain_number(inside)
+    return last_number(text) if inside is None else reading(inside)
 
 
 _NAMED: dict[str, Extractor] = {

@@ -111,7 +111,8 @@ class SearchResult(BaseModel):
         algorithm: the search's name.
         tree: every node, pruned ones included.
         best_id, candidate_ids: the nodes in which the winner and the candidates end.
-        answer: the winner's extracted answer; without an extractor its text; None without winner.
+        answer: the winner's extracted answer; without an extractor its text; None without winner,
+            and of a vote in which nobody voted.
         usage: the cost.
         stopped_by: "completed" (nothing was left to do), "decided" (the vote), "accepted" (a
             score reached ``accept``, or ``done`` said so), "agreed" (the probes), "max_steps"

@@ -205,6 +205,11 @@ async def self_consistency(
     voters = [session.tree.nodes[vote.node_id] for vote in ballot.votes]
     leader = ballot.leader()
     best = None
+    if leader is None and voters:
+        cut = sum(not node.is_finished for node in voters)
+        session.tree.root.note = (
+            f"no answer: none of {len(voters)} samples voted, {cut} of them were cut by a limit"
+        )
     if leader is not None:
         own = [session.tree.nodes[v.node_id] for v in ballot.votes if v.group == leader]
         best = max(own, key=lambda node: (node.is_finished, mean_logprob(node), -node.id))

@@ -31,6 +31,9 @@ from cotrt.search.wave import Growth, advance
 
 logger = logging.getLogger(__name__)
 
+# The answer of a search that names none of its own.
+_WINNERS: Any = object()
+
 Extract = Any  # a name, a compiled pattern or a function; see `answers.as_extractor`
 
 
@@ -429,7 +432,7 @@ class Session:
         best: Node | None = None,
         stopped_by: StopReason = "completed",
         votes: VoteTable | None = None,
-        answer: Any = None,
+        answer: Any = _WINNERS,
     ) -> SearchResult:
         """The result, after the body: of what is there, however it ended.
 
@@ -439,7 +442,7 @@ class Session:
             best: the winner; default: the first candidate.
             stopped_by: the natural end's name.
             votes: a vote's table.
-            answer: of the search; default: the winner's.
+            answer: of the search, None where there is none; default: the winner's.
         """
         self._close_texts()
         if candidates is None:
@@ -451,7 +454,10 @@ class Session:
             best = self.tree.nodes[best.parent] if best.parent else None
         if best is None and ranked:
             best = ranked[0]
-        if best is not None and answer is None:
+        if best is None and answer is _WINNERS:
+            answer = None
+        elif answer is _WINNERS:
+            assert best is not None
             if self._extractor is not None:
                 answer = best.answer if best.id in self._extracted else self._extract_now(best)
             else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from search_helpers import PROMPT, run, small_llm, text_model
 
-from cotrt import InvalidRequestError, SamplingParams, search
+from cotrt import InvalidRequestError, SamplingParams, search, viewer
 from cotrt.search.answers import as_extractor, boxed, final_answer, last_number
 from cotrt.search.result import Vote
 from cotrt.search.self_consistency import Ballot
@@ -117,6 +118,18 @@ def test_votes_weighted_by_logprob() -> None:
         for vote in result.votes.votes:
             mean = nodes[vote.node_id].logprob / nodes[vote.node_id].num_sampled
             assert math.isclose(vote.weight, math.exp(mean))
+
+
+def test_where_nobody_voted_there_is_no_answer_and_text_and_page_say_so(tmp_path: Path) -> None:
+    with small_llm(text_model({"a 7 that is cut": 1.0, "an 8 that is cut": 1.0})) as llm:
+        params = SamplingParams(max_tokens=4)
+        result = run(search.self_consistency, llm, PROMPT, n=6, early_stop=None, params=params)
+    assert result.answer is None and not result.votes.rows
+    assert result.best is not None and not result.best.is_finished
+    said = "no answer: none of 6 samples voted, 6 of them were cut"
+    assert said in str(result.tree)
+    viewer.save_html(result.tree, tmp_path / "tree.html")
+    assert said in (tmp_path / "tree.html").read_text()
 
 
 def test_extractors() -> None:
