@@ -32,43 +32,11 @@ _MEASURE = re.compile(
 # Letters after a number that are units; others may be variables, and the answer a formula.
 _SHORT_UNITS = frozenset(
     [
-        "cm",
-        "mm",
-        "km",
-        "dm",
-        "nm",
-        "kg",
-        "mg",
-        "ml",
-        "dl",
-        "ft",
-        "in",
-        "yd",
-        "mi",
-        "lb",
-        "oz",
-        "mph",
-        "kph",
-        "hr",
-        "hrs",
-        "min",
-        "sec",
-        "ms",
-        "rad",
-        "deg",
-        "kB",
-        "MB",
-        "GB",
-        "kW",
-        "Hz",
-        "kHz",
-        "MHz",
-        "eV",
-        "kJ",
-        "kPa",
-        "Pa",
+        "cm", "mm", "km", "dm", "nm", "kg", "mg", "ml", "dl", "ft", "in", "yd", "mi", "lb", "oz",
+        "mph", "kph", "hr", "hrs", "min", "sec", "ms", "rad", "deg", "kB", "MB", "GB", "kW", "Hz",
+        "kHz", "MHz", "eV", "kJ", "kPa", "Pa",
     ]
-)
+)  # fmt: skip
 _LETTER_UNITS = frozenset(["m", "g", "s", "h", "L", "l", "N", "J", "W", "V", "K", "C", "F"])
 _SPACES = re.compile(r"\s+")
 _AROUND_SIGNS = re.compile(r"\s*([^\w\s])\s*")
