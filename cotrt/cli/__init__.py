@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ def main(argv: Sequence[str]) -> int:
         The process's exit code: 0, 1 where the command failed, 2 for wrong arguments, 130 after
         Ctrl-C.
     """
+    _show_what_can_be_shown()
     parser = argparse.ArgumentParser(
         prog="cotrt",
         description="A chain-of-thought runtime with an embedded paged-KV engine.",
@@ -72,6 +74,13 @@ def main(argv: Sequence[str]) -> int:
             f"'cotrt[{extra}]'\n",
         )
     return code
+
+
+def _show_what_can_be_shown() -> None:
+    """A terminal that lacks a character shows ``?`` for it: models write any."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _first_problem(error: ValueError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import json
 import sys
@@ -109,6 +110,8 @@ def _run_file(llm: LLM, lines: list[dict[str, Any]], params: SamplingParams, sin
         return 0
     handles = [llm.submit([prompt], [one]) for prompt, one in zip(prompts, each)]
     failed = 0
+    # JSON has a way to write any character; a stand-in would lose it.
+    can_show_all = codecs.lookup(sink.encoding or "utf-8").name.startswith("utf")
     try:
         quiet = not sys.stderr.isatty()
         for line, handle in tqdm(list(zip(lines, handles)), unit="prompt", disable=quiet):
@@ -126,7 +129,7 @@ def _run_file(llm: LLM, lines: list[dict[str, Any]], params: SamplingParams, sin
             except CotrtError as error:
                 failed += 1
                 reply["error"] = str(error)
-            print(json.dumps(reply, ensure_ascii=False), file=sink, flush=True)
+            print(json.dumps(reply, ensure_ascii=not can_show_all), file=sink, flush=True)
     finally:
         for handle in handles:
             handle.cancel()

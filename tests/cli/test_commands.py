@@ -44,7 +44,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     def use(next_probs: Any, **more: Any) -> None:
         def make(name: str, **options: Any) -> Any:
             assert name == "a-model"
-            scripted = ScriptedModel(next_probs, vocab_size=300, eos_token_id=0, **more)
+            scripted = ScriptedModel(next_probs, **{"vocab_size": 300, "eos_token_id": 0, **more})
             options = {"kv_cache_memory_bytes": 1 << 18, "chat_template": TEMPLATE, **options}
             return REAL(scripted, **options)
 
@@ -254,3 +254,63 @@ def test_what_means_nothing_on_a_cpu_is_ignored_by_serve_alone() -> None:
     options = parser.parse_args(argv)
     assert engine_options(options, lenient=True) == {"device": "cpu"}
     assert engine_options(options)["gpu_memory_utilization"] == 0.5
+
+
+def speaking(text: str) -> Callable[[Sequence[int]], Mapping[int, float]]:
+    """Says a text after ``:``, then ends."""
+
+    def next_probs(ids: Sequence[int]) -> Mapping[int, float]:
+        said = len(ids) - 1 - max(i for i, one in enumerate(ids) if one == ord(":"))
+        return {ord(text[said]) if said < len(text) else 0: 1.0}
+
+    return next_probs
+
+
+SAID = "\u00e9\u2713\u4e2d ok"  # Latin 1, a sign, a Chinese character
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("ascii", "??? ok"),
+        ("cp1252", "\u00e9?? ok"),
+        ("latin-1", "\u00e9?? ok"),
+        ("gbk", "\u00e9?\u4e2d ok"),
+        ("utf-8", SAID),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "tree", "chat"])
+def test_a_terminal_that_lacks_characters_shows_others_for_them(
+    command: str, encoding: str, shown: str, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model(speaking(SAID), vocab_size=1 << 15)
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stdin", io.StringIO("go:\n"))
+    common = ["a-model", "--temperature", "0", "--max-tokens", "20"]
+    argv = {
+        "run": ["run", *common, "--prompt", "go:"],
+        "tree": ["tree", *common, "--question", "go:", "--method", "best_of_n", "--n", "1"],
+        "chat": ["chat", *common],
+    }
+    monkeypatch.setattr(
+        f"{__name__}.TEMPLATE", "{% for m in messages %}{{ m.content }}{% endfor %}:"
+    )
+    assert main(argv[command]) == 0
+    out.flush()
+    assert shown in out.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_json_lines_keep_every_character_in_any_encoding(
+    encoding: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model(speaking(SAID), vocab_size=1 << 15)
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", out)
+    (tmp_path / "prompts.jsonl").write_text('"go:"\n')
+    argv = ["run", "a-model", "--file", str(tmp_path / "prompts.jsonl"), "--max-tokens", "20"]
+    assert main(argv) == 0
+    out.flush()
+    reply = json.loads(out.buffer.getvalue().decode(encoding))  # type: ignore[attr-defined]
+    assert reply["outputs"][0]["text"] == SAID
