@@ -34,6 +34,9 @@ class FileCodec:
         self.special_tokens: Mapping[str, int] = {
             token.content: i for i, token in added.items() if token.special and token.content
         }
+        self.added_tokens: Mapping[str, int] = {
+            token.content: i for i, token in added.items() if token.content
+        }
         layout = {
             part: _state(getattr(tokenizer, part)) for part in ("normalizer", "pre_tokenizer")
         }
@@ -196,6 +199,7 @@ class ObjectCodec:
         texts = getattr(tokenizer, "all_special_tokens", None) or ()
         ids = getattr(tokenizer, "all_special_ids", None) or ()
         self.special_tokens: Mapping[str, int] = dict(zip(texts, ids, strict=False))
+        self.added_tokens: Mapping[str, int] = self.special_tokens
         self._takes_flag = _accepts(tokenizer.encode, "add_special_tokens")
         self._takes_skip = _accepts(tokenizer.decode, "skip_special_tokens")
         self._takes_split = _accepts(tokenizer.encode, "split_special_tokens")

@@ -6,6 +6,7 @@ time that AutoTokenizer takes) or `ObjectCodec` (a user's own object with encode
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
@@ -31,12 +32,14 @@ class Codec(Protocol):
         vocab_size: ids in all, added tokens included.
         special_ids: ids that ``skip_special_tokens`` leaves out.
         special_tokens: spelling of each token that is matched whole because it is special.
+        added_tokens: spelling of each token that is matched whole, special or not.
         space_after_special: a text after a special token gets a dummy space, too.
     """
 
     vocab_size: int
     special_ids: frozenset[int]
     special_tokens: Mapping[str, int]
+    added_tokens: Mapping[str, int]
     space_after_special: bool
 
     def encode(self, text: str, *, whole: bool, special: bool, continues: bool) -> list[int]:
@@ -209,6 +212,27 @@ class Tokenizer:
         ids, text = self._anchor
         longer = self.decode([*ids, token_id])
         return longer[len(text) :] if longer.startswith(text) else self.decode([token_id])
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Tokens that are matched whole wherever a text spells them, by their spelling."""
+        return self._codec.added_tokens
+
+    def hidden(self, tags: Iterable[str]) -> frozenset[str]:
+        """Those of `tags` that are special tokens: ``skip_special_tokens`` leaves them out."""
+        known = self._codec.special_tokens
+        return frozenset(tag for tag in tags if known.get(tag) in self._codec.special_ids)
+
+    def showing(self, tags: Iterable[str]) -> Tokenizer:
+        """The same tokenizer, but that ``skip_special_tokens`` does not leave out `tags`."""
+        shown = {self._codec.special_tokens[tag] for tag in self.hidden(tags)}
+        if not shown:
+            return self
+        twin = copy.copy(self)
+        twin._codec = copy.copy(self._codec)
+        twin._codec.special_ids = self._codec.special_ids - shown
+        twin.all_special_ids = self.all_special_ids - shown
+        return twin
 
     # Chats
 
