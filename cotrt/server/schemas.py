@@ -9,7 +9,7 @@ _OPEN_SAYS = ("additionalProperties", "patternProperties", "unevaluatedPropertie
 # Where schemas stand in a schema: by name, in a list, alone.
 _BY_NAME = ("properties", "$defs", "definitions", "patternProperties")
 _IN_LISTS = ("anyOf", "oneOf", "prefixItems")
-_ALONE = ("items", "additionalProperties", "not")
+_ALONE = ("items", "additionalProperties")
 # Beside these an object's properties stand in several places: closing one would forbid the others'.
 _JOINED = ("allOf", "$ref", "if", "then", "else", "dependentSchemas")
 
