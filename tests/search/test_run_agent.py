@@ -184,6 +184,40 @@ def test_schemas_come_from_signatures() -> None:
     json.dumps(function)
 
 
+DRAFT = '<tool_call>{"name": "note", "arguments": {"text": "draft"}}</tool_call>'
+CALL = '<tool_call>{"name": "note", "arguments": {"text": "real"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("turn", "noted", "answer"),
+    [
+        (f"<think>Maybe {DRAFT}.</think>\nNo.", [], "No."),
+        (f"<think>{DRAFT}</think>{CALL}", ["real"], "Done."),
+        (f"{DRAFT}</think>{CALL}", ["real"], "Done."),  # where the prompt has opened the thought
+        (f"{DRAFT}</think>So be it.", [], "So be it."),
+    ],
+)
+def test_calls_are_run_after_the_thought_only(turn: str, noted: list[str], answer: str) -> None:
+    opened = "" if turn.startswith("<think>") else "<think>\n"
+    prompt = f"Task?{opened}"
+    found: list[str] = []
+
+    def note(text: str) -> str:
+        found.append(text)
+        return "ok"
+
+    def next_probs(ids: list[int]) -> dict[int, float]:
+        text = "".join(map(chr, ids))
+        last = text.rpartition("ok\n")[2] if "ok\n" in text else ""
+        if "ok\n" in text:  # the next turn begins as the first did
+            return probabilities({f"{opened}Hm.</think>Done." if opened else "Done.": 1.0}, last)
+        return probabilities({turn: 1.0}, text.removeprefix(prompt))
+
+    with small_llm(ScriptedModel(next_probs, vocab_size=128, eos_token_id=0)) as llm:
+        result = run(search.run_agent, llm, prompt, [note], params=PARAMS)
+    assert found == noted and result.answer == answer
+
+
 @pytest.mark.slow
 def test_tools_cannot_write_special_tokens() -> None:
     from starter import starter_llm
