@@ -27,11 +27,18 @@ class InvalidRequestError(CotrtError, ValueError):
     """An argument, option or combination that is not allowed, or is not in this version.
 
     Attributes:
+        field: the field or argument that is to blame, where one is; else ``None``.
         outputs: for a call with several prompts, the finished results in the order of the
             prompts with ``None`` for those that failed; else ``None``.
     """
 
+    field: str | None = None
     outputs: list[Any] | None = None
+
+    def __init__(self, *args: object, field: str | None = None) -> None:
+        super().__init__(*args)
+        if field is not None:
+            self.field = field
 
 
 class PromptTooLongError(InvalidRequestError):

@@ -212,7 +212,8 @@ class Outcomes:
         if error is None and grammar is not None and grammar.error is not None:
             error = InvalidRequestError(
                 f"structured_outputs: at position {work.first_wanted} of sequence {work.seq.id} "
-                f"the grammar grew beyond what llguidance holds: {grammar.error}; simplify it"
+                f"the grammar {grammar.error}; simplify it",
+                field="structured_outputs",
             )
         if error is None:
             what = (
@@ -222,7 +223,7 @@ class Outcomes:
             if getattr(work.data, "processor", None) is not None:
                 what = (
                     "gave NaN or infinite logits, or no possible token among those that "
-                    "allowed_token_ids, logit_bias, bad_words and the grammar leave"
+                    "allowed_token_ids, logit_bias and bad_words leave"
                 )
             error = NumericsError(
                 f"at position {work.first_wanted} of sequence {work.seq.id} the model {what}"

@@ -9,9 +9,10 @@ from what somebody said (`Tokenizer.encode_chat`).
 
 from __future__ import annotations
 
+import functools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from jinja2.exceptions import SecurityError
 
 from ..errors import InvalidRequestError
 from .template_sandbox import MAX_CPU_SECONDS, TemplateSandbox
+from .tool_block import TemplateWords, with_calls_as_text, with_tools
 
 # Names that a caller may not set through chat_template_kwargs.
 RESERVED = frozenset(
@@ -31,6 +33,35 @@ _END = "\ue0ff"  # stands where the last message ends; a private-use character
 @lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
     return TemplateSandbox().from_string(template)
+
+
+@lru_cache(maxsize=32)
+def _words_of(template: str) -> TemplateWords:
+    return TemplateWords(TemplateSandbox().parse(template))
+
+
+def _with_tool_block(
+    again: Callable[[Sequence[Mapping[str, Any]]], str],
+    chat: list[dict[str, Any]],
+    tools: list[Any],
+) -> str:
+    """Render tools where the template has no place of its own for them."""
+    refused: InvalidRequestError | None = None
+    for block, messages in with_tools(chat, tools):
+        try:
+            text = again(messages)
+        except InvalidRequestError as error:  # no system messages, say
+            refused = refused or error
+            continue
+        if block in text:
+            return text
+    if refused is not None:
+        raise refused
+    raise InvalidRequestError(
+        "tools: the chat template has no place for tools, and shows neither system nor user "
+        "messages whole: give another chat_template=",
+        field="tools",
+    )
 
 
 def check(template: str) -> None:
@@ -115,10 +146,22 @@ def render(
         pattern = re.compile("|".join(map(re.escape, sorted(guarded, key=len, reverse=True))))
         chat = _guard(chat, pattern, guard)
         plain_tools = _guard(plain_tools, pattern, guard)
-    if continue_final_message:
-        chat[-1]["content"] += _END
     check(template)
     compiled = _compile(template)
+    words = _words_of(template)
+    chat = with_calls_as_text(words, chat)
+    if plain_tools and not words.shows_tools:
+        again = functools.partial(
+            render,
+            template,
+            variables=variables,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            special_tokens=special_tokens,
+        )
+        return _with_tool_block(again, chat, plain_tools)
+    if continue_final_message:
+        chat[-1]["content"] += _END
     budget = compiled.environment.budget  # type: ignore[attr-defined]
     names = {**(special_tokens or {}), **{k: _plain(v) for k, v in variables.items()}}
     try:

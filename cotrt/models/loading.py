@@ -15,6 +15,8 @@ from ..options.sampling import SamplingParams, first_problem
 from . import hub
 from .config import ModelConfig, read_json
 from .progress import ProgressBar
+from .starter import starter_folder
+from .starter_template import TEMPLATE
 from .tokenizer import Tokenizer, read_chat_template
 
 if TYPE_CHECKING:
@@ -281,6 +283,8 @@ def _tokenizer(
             from .gguf import open_tokenizer
 
             return Tokenizer.from_object(open_tokenizer(found.gguf), chat_template=template)
+        if template is None and found.folder == starter_folder():
+            template = TEMPLATE
         return Tokenizer.from_folder(found.folder, chat_template=template)
     if not isinstance(given, (str, os.PathLike)):
         return Tokenizer.from_object(given, chat_template=template)

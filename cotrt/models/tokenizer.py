@@ -6,6 +6,7 @@ time that AutoTokenizer takes) or `ObjectCodec` (a user's own object with encode
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -218,6 +219,27 @@ class Tokenizer:
         text = self.token_text(token_id)
         # A replacement character stands for bytes that are no text by themselves.
         return None if "\ufffd" in text else text.encode("utf-8", "replace")
+
+    @property
+    def added_ids(self) -> Mapping[str, int]:
+        """Tokens that are matched whole wherever a text spells them, by their spelling."""
+        return {token.text: i for i, token in self.added_tokens.items()}
+
+    def hidden(self, tags: Iterable[str]) -> frozenset[str]:
+        """Those of `tags` that are special tokens: ``skip_special_tokens`` leaves them out."""
+        known = self._codec.special_tokens
+        return frozenset(tag for tag in tags if known.get(tag) in self._codec.special_ids)
+
+    def showing(self, tags: Iterable[str]) -> Tokenizer:
+        """The same tokenizer, but that ``skip_special_tokens`` does not leave out `tags`."""
+        shown = {self._codec.special_tokens[tag] for tag in self.hidden(tags)}
+        if not shown:
+            return self
+        twin = copy.copy(self)
+        twin._codec = copy.copy(self._codec)
+        twin._codec.special_ids = self._codec.special_ids - shown
+        twin.all_special_ids = self.all_special_ids - shown
+        return twin
 
     # Chats
 

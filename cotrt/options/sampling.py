@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -155,18 +155,24 @@ class _Params(BaseModel):
         Raises:
             pydantic.ValidationError: for a bad value or an unknown field.
         """
-        given = {name: getattr(self, name) for name in self.model_fields_set}
+        fields = type(self).model_fields
+        given = {fields[name].alias or name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**(given | changes))
 
 
 class StructuredOutputs(_Params):
-    """A grammar that the output must follow; exactly one of the four is given.
+    """A grammar that the output must follow; exactly one of json, regex, choice, grammar is given.
 
     Attributes:
-        json: a JSON schema, as a dict or as text.
-        regex: a regular expression that the whole output matches.
+        json: a JSON schema, as a dict or as text. Keywords that cannot be held to while sampling
+            (``uniqueItems``, say) are let pass.
+        regex: a regular expression that the whole output matches; backslash d is ``[0-9]``.
         choice: the strings of which the output is one.
         grammar: a context-free grammar in Lark's or GBNF's notation.
+        thought: "open": the prompt has opened a thought, and the grammar begins after its
+            ``</think>``; "optional": a whole ``<think>...</think>`` may come first. The thought is
+            closed where the model would end the output in it, and where `max_tokens` leaves no
+            more than a quarter (and no more than 256 tokens) for what follows.
     """
 
     json_schema: Annotated[dict[str, Any] | str | None, BeforeValidator(_whole_text)] = Field(
@@ -175,6 +181,7 @@ class StructuredOutputs(_Params):
     regex: Text | None = None
     choice: Texts | None = None
     grammar: Text | None = None
+    thought: Literal["open", "optional"] | None = None
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """What was given, by the constructor's own names."""
@@ -230,9 +237,10 @@ class SamplingParams(_Params):
         logprobs: 0 to 20: the sampled token's logprob and so many of the likeliest.
         prompt_logprobs: 0 to 20: the same for the prompt's tokens.
         skip_special_tokens: leave special tokens out of the text.
-        structured_outputs: a grammar that the output follows to its end. Stop strings, stop and
-            allowed token ids, bad_words and ignore_eos do not go with it: they could cut the
-            output short of its grammar, or leave it no token.
+        structured_outputs: a grammar that the output follows to its end. Beside it ``stop`` and
+            ``stop_token_ids`` end nothing, for they could cut the output inside its grammar, and
+            ``bad_words`` are banned where the grammar leaves another token. ``ignore_eos`` and
+            ``allowed_token_ids`` do not go with it.
         priority: smaller goes first.
     """
 
@@ -268,13 +276,12 @@ class SamplingParams(_Params):
     @model_validator(mode="after")
     def _check_together(self) -> SamplingParams:
         if self.structured_outputs is not None:
-            others = ("stop", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words")
-            given = [name for name in others if getattr(self, name)]
-            if given:
-                raise ValueError(
-                    f"structured_outputs does not go with {', '.join(given)}, which could cut the "
-                    "output short of its grammar, or leave it no token: leave them out"
-                )
+            for name in ("ignore_eos", "allowed_token_ids"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name} does not go with structured_outputs, whose grammar says which "
+                        "tokens may come and where the output ends: leave one of them out"
+                    )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must be at most max_tokens={self.max_tokens}, not {self.min_tokens}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,7 @@ class Runtime:
         return self._grammars.compile(wanted)
 
     def _begin_grammar(
-        self, seq: TokenSequence, wanted: StructuredOutputs, history: list[int]
+        self, seq: TokenSequence, wanted: StructuredOutputs, history: list[int], limit: int
     ) -> GrammarState:
         """Begin a grammar, or go on with the one that the branch's last generate was cut in."""
         from cotrt.sampling.grammar import GrammarState
@@ -126,20 +126,22 @@ class Runtime:
         if seq.grammar is not None and seq.grammar[0] == wanted:
             begun = seq.ids(seq.grammar[1])
             if begun and GrammarState.can_resume(grammar, begun):
-                return GrammarState(grammar, history, begun)
+                return GrammarState(grammar, history, begun, limit)
         seq.grammar = (wanted, seq.length)
-        return GrammarState(grammar, history)
+        return GrammarState(grammar, history, limit=limit)
 
     def _check_ids_of(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
             for token in getattr(params, name) or ():
                 if token >= self.vocab_size:
                     raise InvalidRequestError(
-                        f"{name} holds {token}; the vocabulary ends at {self.vocab_size - 1}"
+                        f"{name} holds {token}; the vocabulary ends at {self.vocab_size - 1}",
+                        field=name,
                     )
         if (params.stop or params.bad_words) and self.tokenizer is None:
             raise InvalidRequestError(
-                "stop strings and bad_words need a tokenizer: give tokenizer="
+                "stop strings and bad_words need a tokenizer: give tokenizer=",
+                field="stop" if params.stop else "bad_words",
             )
 
     def check_ids(self, ids: Any) -> list[int]:
@@ -286,6 +288,9 @@ class Runtime:
 
         start = seq.length
         max_length = self.max_length(params, start, default_max_tokens)
+        if params.structured_outputs is not None and (params.stop or params.stop_token_ids):
+            # They would cut the output inside its grammar, which says itself where it ends.
+            params = params.replace(stop=(), stop_token_ids=())
         if seed is None and params.seed is not None:
             seed = normalize_seed(params.seed)
         eos_ids = frozenset() if params.ignore_eos else self.eos_ids
@@ -302,7 +307,9 @@ class Runtime:
             history = [token for token, was in zip(ids, sampled) if was]
             given = [token for token, was in zip(ids, sampled) if not was]
             wanted = params.structured_outputs
-            grammar = None if wanted is None else self._begin_grammar(seq, wanted, history)
+            grammar = None
+            if wanted is not None:
+                grammar = self._begin_grammar(seq, wanted, history, max_length - start)
             processor = processor.bind(given, history, grammar)
         if params.structured_outputs is None:
             seq.grammar = None
@@ -350,15 +357,21 @@ class Runtime:
             stop_reason=state.stop_reason,
         )
 
-    def stream_text(self, state: GenerationState, *, hides_end: bool = False) -> StreamText:
+    def stream_text(
+        self, state: GenerationState, tags: Collection[str] = (), *, hides_end: bool = False
+    ) -> StreamText:
         """A reader of a generation's text from its first token on.
 
         Args:
+            tags: special tokens that are shown even where the params leave special tokens out.
             hides_end: never show the token that ended it.
         """
         from cotrt.engine.text import StreamText
 
-        return StreamText(self.tokenizer, state, hides_end=hides_end)
+        tokenizer = self.tokenizer
+        if tags and tokenizer is not None:
+            tokenizer = tokenizer.showing(tags)
+        return StreamText(tokenizer, state, hides_end=hides_end)
 
     def logprob_dict(self, token: int, scores: TokenScores) -> dict[int, Logprob]:
         """vLLM's shape: the given or sampled token, and the likeliest ones."""

@@ -250,4 +250,7 @@ def named(error: CotrtError, index: int, count: int) -> CotrtError:
     text = f"prompt {index}: {error}"
     if isinstance(error, BranchPrunedError):
         return BranchPrunedError(text, error.output)
-    return type(error)(text)
+    told = type(error)(text)
+    if isinstance(error, InvalidRequestError) and isinstance(told, InvalidRequestError):
+        told.field = error.field
+    return told

@@ -2,7 +2,7 @@
 
 A `Grammar` is compiled once; each generate has a `GrammarState`, a copy of its matcher that reads
 the sampled tokens as they come. A position in a grammar is nothing but the tokens since it began,
-so a fork, a rollback or a preemption needs no matcher of its own: `GrammarState.resume` reads the
+so a fork, a rollback or a preemption needs no matcher of its own: a new `GrammarState` reads the
 branch's own tokens again, in microseconds each.
 """
 
@@ -18,14 +18,23 @@ import numpy as np
 import numpy.typing as npt
 
 from cotrt.errors import InvalidRequestError
-from cotrt.options.sampling import StructuredOutputs
+from cotrt.options.sampling import MAX_NUM_TOKENS, StructuredOutputs
+
+from .thoughts import ThoughtGrammar, ThoughtState
 
 if TYPE_CHECKING:
     import torch
 
 _MAX_COMPILED = 64
-# Unbounded white space is where small models get lost for ever.
-_JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,16}"}
+# White space is where small models get lost for ever: one space after a comma or a colon, or none.
+# Keywords that cannot be held to while sampling are let pass.
+JSON_OPTIONS: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "lenient": True,
+}
+_FIELD = "structured_outputs"
 
 
 class GrammarCompiler:
@@ -49,6 +58,7 @@ class GrammarCompiler:
                 "structured_outputs needs an end-of-sequence token, and this model names none"
             )
         self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()
         self._reader = _reader(tokenizer, vocab_size, self._eos)
@@ -63,15 +73,44 @@ class GrammarCompiler:
             key = wanted.model_dump_json(by_alias=True)
         except ValueError as error:  # objects in the schema, or one that holds itself
             raise InvalidRequestError(
-                f"structured_outputs: json is no JSON data: {error}"
+                f"{_FIELD}: json is no JSON data: {error}", field=_FIELD
             ) from None
         with self._lock:
             if key in self._compiled:
                 self._compiled.move_to_end(key)
                 return self._compiled[key]
+        grammar = self._made(wanted)
+        with self._lock:
+            self._compiled[key] = grammar
+            while len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return grammar
+
+    def _made(self, wanted: StructuredOutputs) -> Grammar:
+        source, eos = _source(wanted), np.array(self._eos)
+        thoughts = None
+        if wanted.thought is not None:
+            added = set(self._tokenizer.added_ids.values()) - set(self._eos)
+            special = np.array(sorted(i for i in added if i < self._vocab_size), np.int64)
+            thoughts = ThoughtGrammar(
+                source, wanted.thought == "open", self._tokenizer, self._matcher, special
+            )
+        # The answer's own first: its faults are the request's.
+        matcher = self._matcher(source)
+        grammar = Grammar(matcher, self._vocab_size, eos)
+        if not GrammarState(grammar, []).allowed().any():
+            raise InvalidRequestError(
+                f"{_FIELD}: no token can begin an output of this grammar: simplify it",
+                field=_FIELD,
+            )
+        if thoughts is not None:
+            grammar = Grammar(thoughts.start, self._vocab_size, eos, thoughts)
+        return grammar
+
+    def _matcher(self, source: str) -> Any:
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._reader, _source(wanted), log_level=0)
+        matcher = LLMatcher(self._reader, source, log_level=0)
         if not matcher.is_error():
             # Much of what it cannot hold it finds out by the first mask only: better here, in the
             # caller's thread and for the caller alone, than between two steps.
@@ -79,51 +118,73 @@ class GrammarCompiler:
             first.compute_bitmask()
             matcher = first if first.is_error() else matcher
         if matcher.is_error():
-            raise InvalidRequestError(f"structured_outputs: {_words(matcher)}")
-        grammar = Grammar(matcher, self._vocab_size, np.array(self._eos))
-        with self._lock:
-            self._compiled[key] = grammar
-            while len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        return grammar
+            raise InvalidRequestError(f"{_FIELD}: {_words(matcher)}", field=_FIELD)
+        return matcher
 
 
 class Grammar:
-    """A compiled grammar at its beginning; it never changes."""
+    """A compiled grammar at its beginning; it never changes.
 
-    def __init__(self, matcher: Any, vocab_size: int, eos: npt.NDArray[np.int64]) -> None:
+    Attributes:
+        matcher: at the output's beginning.
+        vocab_size: width of the logits.
+        eos: ids that end an output.
+        thoughts: the thought before it, or None.
+    """
+
+    def __init__(
+        self,
+        matcher: Any,
+        vocab_size: int,
+        eos: npt.NDArray[np.int64],
+        thoughts: ThoughtGrammar | None = None,
+    ) -> None:
         self.matcher = matcher
         self.vocab_size = vocab_size
         self.eos = eos
+        self.thoughts = thoughts
 
 
 class GrammarState:
     """One generate's position in a grammar.
 
     Attributes:
-        error: what llguidance said when the grammar grew beyond what it can hold; else None.
+        error: why no token can come, for the last mask; else None.
 
     Args:
         grammar: the grammar.
         generated: the live list of sampled ids; it may only grow, and what it holds now came
             before this generate.
         before: ids that this grammar has read already, in an earlier generate.
+        limit: tokens that this generate may sample.
     """
 
-    def __init__(self, grammar: Grammar, generated: list[int], before: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        grammar: Grammar,
+        generated: list[int],
+        before: Sequence[int] = (),
+        limit: int = MAX_NUM_TOKENS,
+    ) -> None:
         self._grammar = grammar
         self._matcher = grammar.matcher.deep_copy()
         self._generated = generated
         self._num_read = len(generated)
+        self._thought = None
+        if grammar.thoughts is not None:
+            self._thought = ThoughtState(grammar.thoughts, limit + len(before))
         self.error: str | None = None
-        if before:
-            self._matcher.consume_tokens(list(before))
+        for token in before:
+            self._read(token)
 
     @staticmethod
     def can_resume(grammar: Grammar, ids: Sequence[int]) -> bool:
         """`ids` are the beginning of an output, and more may follow."""
-        matcher = grammar.matcher.deep_copy()
-        return matcher.try_consume_tokens(list(ids)) == len(ids) and not matcher.is_stopped()
+        state = GrammarState(grammar, [])
+        for token in ids:
+            if state._matcher.is_stopped() or not state._read(token):
+                return False
+        return not state._matcher.is_stopped()
 
     def mask(self, logits: torch.Tensor) -> None:
         """Bans what the grammar does not allow next.
@@ -133,29 +194,61 @@ class GrammarState:
         """
         import torch
 
+        self.error = None
+        self._catch_up()
+        if self._thought is not None and self._thought.phase == "thought":
+            would_end = int(logits.argmax()) in self._grammar.eos
+            closing = self._thought.must_close(would_end)
+            if closing is not None:
+                # The model may give it no chance at all; it comes all the same.
+                value = logits[closing].clamp(min=-1e4)
+                logits.fill_(-torch.inf)[closing] = value
+                return
         allowed = torch.from_numpy(self.allowed()).to(logits.device)
         logits.masked_fill_(~allowed, -torch.inf)
+        if self.error is None and bool(logits.amax() == -torch.inf):
+            self.error = (
+                "has a dead end: what may follow has no chance by the model and the other fields"
+                if allowed.any()
+                else "has a dead end: no token of the vocabulary may follow"
+            )
 
     def allowed(self) -> npt.NDArray[np.bool_]:
         """Which tokens may come next, bool ``[V]``; none at all after an error."""
+        self._catch_up()
         matcher, grammar = self._matcher, self._grammar
-        new = self._generated[self._num_read :]
-        self._num_read += len(new)
-        for token in new:
-            # The token that ends a complete output is the last one.
-            if not matcher.is_stopped() and not matcher.consume_token(token):
-                break
         allowed = np.zeros(grammar.vocab_size, np.bool_)
         if matcher.is_error():
-            self.error = _words(matcher)
+            self.error = f"grew beyond what llguidance holds: {_words(matcher)}"
         elif matcher.is_stopped():
             allowed[grammar.eos] = True
         else:
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            if matcher.is_error():
+                self.error = f"grew beyond what llguidance holds: {_words(matcher)}"
+                return allowed
             known = np.unpackbits(bits, bitorder="little")[: grammar.vocab_size]
             allowed[: len(known)] = known
-            allowed[grammar.eos] = matcher.is_accepting()
+            if self._thought is not None and self._thought.phase == "thought":
+                allowed[self._thought.special] = True
+                allowed[grammar.eos] = False
+            else:
+                allowed[grammar.eos] = matcher.is_accepting()
         return allowed
+
+    def _catch_up(self) -> None:
+        new = self._generated[self._num_read :]
+        self._num_read += len(new)
+        for token in new:
+            # The token that ends a complete output is the last one.
+            if not self._matcher.is_stopped() and not self._read(token):
+                break
+
+    def _read(self, token: int) -> bool:
+        if self._thought is not None and self._thought.phase != "answer":
+            self._matcher = self._thought.read(token, self._matcher)
+            return not self._matcher.is_error()
+        return bool(self._matcher.consume_token(token))
 
 
 def _source(wanted: StructuredOutputs) -> str:
@@ -168,14 +261,42 @@ def _source(wanted: StructuredOutputs) -> str:
             given = json.loads(schema) if isinstance(schema, str) else schema
             if not isinstance(given, dict):
                 raise ValueError("a JSON schema is an object")
-            return LLMatcher.grammar_from_json_schema(given, _JSON_OPTIONS)
+            return LLMatcher.grammar_from_json_schema(given, JSON_OPTIONS)
         if wanted.regex is not None:
-            return grammar_from("regex", wanted.regex)
+            return grammar_from("regex", ascii_digits(wanted.regex))
         if wanted.choice is not None:
             return _one_of(wanted.choice)
         return grammar_from("grammar", wanted.grammar or "")
     except Exception as error:
-        raise InvalidRequestError(f"structured_outputs: {error}"[:500]) from error
+        raise InvalidRequestError(f"{_FIELD}: {error}"[:500], field=_FIELD) from error
+
+
+def ascii_digits(pattern: str) -> str:
+    """The pattern, its digit classes those of ASCII; llguidance takes those of all scripts."""
+    out: list[str] = []
+    depth, at = 0, 0  # of brackets
+    while at < len(pattern):
+        here = pattern[at : at + 2]
+        if here[0] == "\\":
+            if here == "\\d":
+                here = "0-9" if depth else "[0-9]"
+            elif here == "\\D":
+                here = "[^0-9]"
+            out.append(here)
+            at += 2
+            continue
+        if here[0] == "[":
+            depth += 1
+        elif here[0] == "]" and depth and not _opens_class(out):
+            depth -= 1
+        out.append(here[0])
+        at += 1
+    return "".join(out)
+
+
+def _opens_class(out: list[str]) -> bool:
+    """A bracket that closes stands first in its class, where it is a plain character."""
+    return out[-1:] == ["["] or out[-2:] == ["[", "^"]
 
 
 def _one_of(choice: Sequence[str]) -> str:

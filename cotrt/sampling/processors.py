@@ -100,7 +100,8 @@ class LogitsProcessor:
                 if token_id >= vocab_size:
                     raise InvalidRequestError(
                         f"{name} names token id {token_id}, but the model's vocabulary ends at "
-                        f"{vocab_size - 1}."
+                        f"{vocab_size - 1}.",
+                        field=name,
                     )
         bad_ids, bad_sequences = _bad_words(params.bad_words, tokenizer)
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
@@ -122,7 +123,8 @@ class LogitsProcessor:
             if banned.issuperset(allowed):
                 raise InvalidRequestError(
                     f"allowed_token_ids {list(allowed)} holds only tokens that bad_words or "
-                    "min_tokens ban: allow at least one more."
+                    "min_tokens ban: allow at least one more.",
+                    field="allowed_token_ids",
                 )
         changes = (
             (rules.repetition, rules.presence, rules.frequency) != (1, 0, 0)
@@ -334,7 +336,9 @@ def _bad_words(
 ) -> tuple[set[int], tuple[tuple[int, ...], ...]]:
     """Single ids, and longer sequences, of the words with and without a space before them."""
     if words and tokenizer is None:
-        raise InvalidRequestError("bad_words needs a tokenizer, and this model has none.")
+        raise InvalidRequestError(
+            "bad_words needs a tokenizer, and this model has none.", field="bad_words"
+        )
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip(" ")
@@ -343,7 +347,9 @@ def _bad_words(
             assert tokenizer is not None
             ids = tuple(tokenizer.encode_continuation(text))
             if not ids:
-                raise InvalidRequestError(f"bad_words holds {word!r}, which has no tokens.")
+                raise InvalidRequestError(
+                    f"bad_words holds {word!r}, which has no tokens.", field="bad_words"
+                )
             sequences[ids] = None
     single = {ids[0] for ids in sequences if len(ids) == 1}
     return single, tuple(ids for ids in sequences if len(ids) > 1)

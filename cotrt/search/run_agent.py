@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +11,17 @@ import anyio
 
 from cotrt.errors import InvalidRequestError, KVCacheExhaustedError, PromptTooLongError
 from cotrt.options.sampling import SamplingParams
+from cotrt.options.tags import THINK
 from cotrt.program.branch import Branch
 from cotrt.program.llm import LLM
+from cotrt.program.tool_calls import TAGS, Reply, is_opened, read_reply
+from cotrt.search.access import tokenizer_of
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import check_int
 from cotrt.search.events import OnEvent
 from cotrt.search.result import SearchResult
 from cotrt.search.session import Extract, Session
-from cotrt.search.tool_calls import FORMATS, ToolFormat, format_of, parse_tool_calls
+from cotrt.search.tool_calls import FORMATS, ToolFormat, format_of
 from cotrt.search.tools import Tools, as_tools, run_tool, tool_schema
 from cotrt.search.tree import Node
 
@@ -38,16 +42,19 @@ async def run_agent(
 ) -> SearchResult:
     """Turns of the model, each followed by the answers of the tools that it called.
 
-    A turn without a call is the answer. A tool that raises, takes too long or is not there, and a
-    call that cannot be read, become an observation that the model sees. Tools' text is appended
-    with special tokens as plain characters.
+    A turn without a call is the answer. What stands in a turn's leading ``<think>...</think>`` (or
+    before ``</think>``, where the prompt has opened the thought) is neither call nor answer. A tool
+    that raises, takes too long or is not there, and a call that cannot be read, become an
+    observation that the model sees. Tools' text is appended with special tokens as plain
+    characters.
 
     The agent can be forked at any turn: ``on_event`` is given every node with its living branch,
     and with ``in_place=True`` and ``max_turns=1`` the program itself goes from turn to turn.
 
     Args:
         root: a branch, left unchanged unless `in_place`, or an LLM.
-        prompt: for an LLM: text, token ids or messages (rendered with the tools' definitions). On
+        prompt: for an LLM: text, token ids or messages (rendered with the tools' definitions, in a
+            block of our own where the template has no place for them). On
             a branch the tools may stand here: ``run_agent(branch, tools)``.
         tools: functions, sync or async, or a dict of them by name.
         max_turns: turns of the model at most.
@@ -59,8 +66,8 @@ async def run_agent(
         params, budget, on_event, extract: as in every search; ``max_tokens`` is for one turn.
 
     Returns:
-        ``answer`` is the last turn's text (or what `extract` finds in it); the tree holds turns
-        and observations as a chain.
+        ``answer`` is the last turn's text after its thought (or what `extract` finds in it); the
+        tree holds turns and observations as a chain.
 
     Raises:
         InvalidRequestError: an argument that is wrong.
@@ -87,10 +94,13 @@ async def run_agent(
         in_place=in_place,
     )
     last: Node | None = None
+    content = ""
     async with session:
+        opening = _opening(session.root.text)
         style = format_of(session.root.text) if tool_format == "auto" else tool_format
         if isinstance(style, str):
             style = FORMATS[style]
+        style = dataclasses.replace(style, after=style.after + opening)
         turns = [session.follow(session.root)] if in_place else session.fork(session.root, 1)
         turn = turns[0] if turns else None
         for number in range(max_turns):
@@ -101,7 +111,9 @@ async def run_agent(
             if turn.state == "pruned" or not turn.token_ids:
                 break
             last = turn
-            calls = parse_tool_calls(turn.text)
+            reply = _read(session, turn, opened=bool(opening))
+            calls = reply.calls
+            content = reply.content
             await session.extract([turn], after=before)
             if not calls or turn.state == "cut":
                 break
@@ -128,11 +140,29 @@ async def run_agent(
     final = last if last is not None and last.kind == "step" else None
     found = None
     if final is not None and extract is None:
-        found = final.text
+        found = content
     result = await session.finish([last] if last is not None else [], best=last, answer=found)
     if final is None or (session.stopped_by == "max_steps"):
         result.answer = None
     return result
+
+
+def _opening(prompt: str) -> str:
+    """What a prompt ends in where it has opened a thought: each turn then begins with it."""
+    return prompt[prompt.rindex(THINK) :] if is_opened(prompt) else ""
+
+
+def _read(session: Session, turn: Node, *, opened: bool) -> Reply:
+    """A turn as its reader sees it; tags that are special tokens count though texts hide them."""
+    text, tokenizer = turn.text, tokenizer_of(turn.branch)
+    hidden = frozenset() if tokenizer is None else tokenizer.hidden(TAGS)
+    if hidden and session.params.skip_special_tokens:
+        left_out = tokenizer.showing(hidden).all_special_ids
+        shown = zip(turn.token_ids, turn.token_texts)
+        text = "".join(text for token, text in shown if token not in left_out)
+    else:
+        hidden = frozenset()
+    return read_reply(text, opened=opened, hidden=hidden)
 
 
 def _observe(session: Session, turn: Node, style: ToolFormat, answers: list[str]) -> Node:

@@ -29,7 +29,7 @@ from cotrt.server.branch_requests import (
 )
 from cotrt.server.branch_table import Lease
 from cotrt.server.chat_request import ChatRequest
-from cotrt.server.errors import ApiError, to_api_error
+from cotrt.server.errors import ApiError, blaming, to_api_error
 from cotrt.server.outputs import finish_reason, read_pieces
 from cotrt.server.service import Service
 from cotrt.server.wire import Emit, EventStream, Reply, read_model, while_connected
@@ -124,10 +124,12 @@ async def keep_branch(request: Request, service: Service) -> Response:
 async def generate_branch(request: Request, service: Service) -> Response:
     """Sample; the branch grows by every sampled token."""
     asked, lease = await _read(request, service, GenerateRequest)
-    params = await service.params_of(asked.fields(service))
+    with blaming(asked.names):
+        params = await service.params_of(asked.fields(service))
     ticket = service.admission.take(1)
     try:
-        generation = lease.branch.generate(params)
+        with blaming(asked.names):
+            generation = lease.branch.generate(params)
     except BaseException:
         ticket.release()
         raise
@@ -139,7 +141,7 @@ async def generate_branch(request: Request, service: Service) -> Response:
         service.branches.renew(lease)
 
     async def stream(emit: Emit) -> None:
-        with _errors_have_output():
+        with _errors_have_output(), blaming(asked.names):
             async for piece in read_pieces(generation):
                 event: dict[str, Any] = {
                     "text": piece.text,
@@ -157,7 +159,7 @@ async def generate_branch(request: Request, service: Service) -> Response:
         timeout = service.options.write_timeout_s
         return EventStream(stream, cleanup=cleanup, write_timeout_s=timeout)
     try:
-        with _errors_have_output():
+        with _errors_have_output(), blaming(asked.names):
             output = await while_connected(request.receive, lambda: _result(generation))
         finish_reason(output.finish_reason)
         return Reply(_completion_json(output))

@@ -107,12 +107,14 @@ class ChatRequest(OpenAIFields):
                 "chat_template: a request cannot bring a template; it is the server's to choose",
                 param="chat_template",
             )
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         if self.branch_id is not None and self.n != 1:
             raise ApiError(400, f"n={self.n} with branch_id: fork the branch instead", param="n")
 
-    def sampling(self, options: ServerOptions, tool_style: str | None) -> dict[str, Any]:
+    def sampling(
+        self, options: ServerOptions, tool_style: str | None, added_tokens: Mapping[str, int]
+    ) -> dict[str, Any]:
         """Fields for `SamplingParams`; no max_tokens is no limit.
 
         A ``tool_choice`` that forces a call is a grammar.
@@ -127,13 +129,37 @@ class ChatRequest(OpenAIFields):
         fields = self.overrides(options)
         fields.update(n=self.n, max_tokens=limit, logprobs=logprobs)
         fields["structured_outputs"] = self.grammar(options.max_text_chars)
-        if self.tool_choice not in (None, "none", "auto"):
+        if self.forces_call:
             if fields["structured_outputs"] is not None:
                 raise ApiError(
-                    400, "a forced tool call leaves no room for a grammar", param="tool_choice"
+                    400,
+                    f"tool_choice: a forced tool call leaves no room for {self.grammar_field}",
+                    param="tool_choice",
                 )
-            fields["structured_outputs"] = tool_grammar(tool_style, self._forced_tools())
+            tools = self._forced_tools()
+            fields["structured_outputs"] = tool_grammar(tool_style, tools, added_tokens)
         return fields
+
+    @property
+    def forces_call(self) -> bool:
+        """A tool must be called."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The request's own names for what errors blame by another; "": what it asks about."""
+        grammar = self.grammar_field
+        if self.forces_call:
+            grammar = "tools"
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"structured_outputs": grammar, "max_tokens": limit, "": "messages"}
+
+    @property
+    def wants_no_thought(self) -> bool:
+        """Thinking is turned off, by the names that templates know."""
+        given = self.chat_template_kwargs or {}
+        off = any(given.get(name) is False for name in ("enable_thinking", "thinking"))
+        return off or self.reasoning_effort == "none"
 
     def _forced_tools(self) -> list[dict[str, Any]]:
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]

@@ -2,68 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from cotrt.server.reasoning import ReasoningSplitter
-from cotrt.server.tool_calls import CallDelta, Delta, ToolCallParser
+from cotrt.program.tool_calls import CallDelta, Event, ReplyParser, Thought
 
 
 class ChatText:
     """Text in, OpenAI's deltas out. Whole replies are made of the same deltas.
 
     Args:
-        reasoning: split <think> off.
-        thinks_at_once: the prompt has opened <think>.
-        tool_style: "hermes", "llama3_json", or None where the request has no tools.
-        tool_names: names of the request's tools.
+        parser: reads the text.
         only_one_call: drop all calls but the first (parallel_tool_calls=false).
     """
 
-    def __init__(
-        self,
-        *,
-        reasoning: bool,
-        thinks_at_once: bool = False,
-        tool_style: str | None = None,
-        tool_names: Collection[str] = (),
-        only_one_call: bool = False,
-    ) -> None:
-        self._splitter = ReasoningSplitter(begins_inside=thinks_at_once) if reasoning else None
-        self._parser = None if tool_style is None else ToolCallParser(tool_style, tool_names)
+    def __init__(self, parser: ReplyParser, *, only_one_call: bool = False) -> None:
+        self._parser = parser
         self._only_one_call = only_one_call
 
     @property
     def has_calls(self) -> bool:
-        return self._parser is not None and self._parser.num_calls > 0
+        return self._parser.num_calls > 0
 
     def append(self, text: str) -> list[dict[str, Any]]:
         """Deltas for new text."""
-        thought, content = self._splitter.append(text) if self._splitter else ("", text)
-        return self._deltas(thought, self._parse(content))
+        return self._deltas(self._parser.append(text))
 
     def finish(self) -> list[dict[str, Any]]:
         """Deltas for what was held back."""
-        thought, content = self._splitter.finish() if self._splitter else ("", "")
-        found = self._parse(content)
-        if self._parser is not None:
-            found += self._parser.finish()
-        return self._deltas(thought, found)
+        return self._deltas(self._parser.finish())
 
-    def _parse(self, content: str) -> list[Delta]:
-        if not content:
-            return []
-        return [content] if self._parser is None else self._parser.append(content)
-
-    def _deltas(self, thought: str, found: Iterable[Delta]) -> list[dict[str, Any]]:
+    def _deltas(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+        """One delta for each run of events of one kind."""
         deltas: list[dict[str, Any]] = []
-        if thought:
-            deltas.append({"reasoning_content": thought})
-        for each in found:
-            if isinstance(each, str):
-                deltas.append({"content": each})
-            elif not (self._only_one_call and each.index > 0):
-                deltas.append({"tool_calls": [_call(each)]})
+        for event in events:
+            if isinstance(event, CallDelta):
+                if not (self._only_one_call and event.index > 0):
+                    deltas.append({"tool_calls": [_call(event)]})
+                continue
+            key = "reasoning_content" if isinstance(event, Thought) else "content"
+            if not event.text:
+                continue
+            if deltas and key in deltas[-1]:
+                deltas[-1][key] += event.text
+            else:
+                deltas.append({key: event.text})
         return deltas
 
 

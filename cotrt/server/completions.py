@@ -15,7 +15,7 @@ from cotrt.engine.state import GenerationState
 from cotrt.options.sampling import MAX_LOGPROBS, SamplingParams
 from cotrt.program.submission import Submission
 from cotrt.sampling.token_texts import TokenTexts
-from cotrt.server.errors import ApiError
+from cotrt.server.errors import ApiError, blaming
 from cotrt.server.openai_fields import OpenAIFields
 from cotrt.server.outputs import Piece, finish_reason, read_pieces, states_of
 from cotrt.server.request_run import chunk_sender, respond, usage_of
@@ -46,6 +46,11 @@ class CompletionRequest(OpenAIFields):
     return_tokens_as_token_ids: bool = False
     best_of: Literal[1] | None = None
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The request's own names for what errors blame by another; "": what it asks about."""
+        return {**super().names, "": "prompt"}
+
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
@@ -63,16 +68,17 @@ async def create_completion(request: Request, service: Service) -> Response:
             f"{len(prompts)} prompts, the limit is {service.options.max_prompts}",
             param="prompt",
         )
-    params = await service.params_of(_fields(asked, service))
-    ticket = service.admission.take(asked.check_outputs(len(prompts), service.options))
-    try:
-        encoded = await service.encode(_encode, service, prompts, asked.add_special_tokens)
-        run = _Run(service, asked, params, prompts, encoded)
-    except BaseException:
-        ticket.release()
-        raise
+    with blaming(asked.names):
+        params = await service.params_of(_fields(asked, service))
+        ticket = service.admission.take(asked.check_outputs(len(prompts), service.options))
+        try:
+            encoded = await service.encode(_encode, service, prompts, asked.add_special_tokens)
+            run = _Run(service, asked, params, prompts, encoded)
+        except BaseException:
+            ticket.release()
+            raise
 
-    return await respond(request, service, run, ticket, stream=asked.stream)
+    return await respond(request, service, run, ticket, asked)
 
 
 def _fields(asked: CompletionRequest, service: Service) -> dict[str, Any]:

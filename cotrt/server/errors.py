@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -28,6 +30,22 @@ _KINDS = {
     409: "conflict_error",
     429: "rate_limit_error",
 }
+
+
+# Fields of OpenAI's that ask for what this server does not do.
+NOT_SERVED = frozenset(
+    (
+        "audio",
+        "function_call",
+        "functions",
+        "moderation",
+        "suffix",
+        "verbosity",
+        "web_search_options",
+    )
+)
+_TYPES = ("str", "int", "float", "bool", "dict", "list", "none")
+_FIELD = re.compile(rf"(?!(?:{'|'.join(_TYPES)})$)[a-z_][a-z0-9_]*$")
 
 
 class ApiError(Exception):
@@ -75,12 +93,13 @@ def to_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, ValidationError):
         return _of_validation(error)
-    if isinstance(error, PromptTooLongError):
-        return ApiError(400, str(error), code="context_length_exceeded")
-    if isinstance(error, KVCacheExhaustedError):
-        return ApiError(400, str(error), code="kv_cache_exhausted")
     if isinstance(error, InvalidRequestError):
-        return ApiError(400, str(error))
+        code = None
+        if isinstance(error, PromptTooLongError):
+            code = "context_length_exceeded"
+        elif isinstance(error, KVCacheExhaustedError):
+            code = "kv_cache_exhausted"
+        return ApiError(400, str(error), param=error.field, code=code)
     if isinstance(error, BranchBusyError):
         return ApiError(409, str(error), code="branch_busy")
     if isinstance(error, BranchPrunedError):
@@ -95,26 +114,55 @@ def to_api_error(error: BaseException) -> ApiError:
     return ApiError(500, f"{type(error).__name__}: the request failed inside the server")
 
 
+@contextlib.contextmanager
+def blaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors of the client's name the field of its own request that is to blame.
+
+    Args:
+        names: the request's own names for fields that are called otherwise inside; "" is for what
+            blames none: the field that has what cannot be rendered, encoded or held.
+    """
+    try:
+        yield
+    except (InvalidRequestError, ValidationError) as error:
+        told = to_api_error(error)
+        inner = told.param or ""
+        told.param = names.get(inner, told.param)
+        if inner and told.message.startswith(f"{inner}:"):
+            told.message = f"{told.param}{told.message[len(inner) :]}"
+        raise told from error
+
+
 def _of_validation(error: ValidationError) -> ApiError:
     """The first wrong field, by name; a field of several types gets all that was expected."""
     found = error.errors(include_url=False, include_context=False)
     first = found[0]
-    param = str(first["loc"][0]) if first["loc"] else None
+    param = str(first["loc"][0]) if first["loc"] else _first_word(first["msg"])
     if first["type"] == "extra_forbidden":
-        message = f"{param}: unknown field; leave it out"
+        param = _path(first["loc"])
+        what = "not in this version" if param in NOT_SERVED else "unknown field"
+        message = f"{param}: {what}; leave it out"
     else:
         same = [e for e in found if e["loc"][:1] == first["loc"][:1]]
         texts = list(dict.fromkeys(e["msg"].removeprefix("Value error, ") for e in same))
         where = _path(first["loc"]) if first["type"] == "value_error" else param
-        message = f"{where}: " * bool(where) + "; or: ".join(texts[:4])
+        message = f"{where}: " * bool(first["loc"]) + "; or: ".join(texts[:4])
         if first["type"] != "missing" and first["loc"]:
             message += f" (got {_short(first.get('input'))})"
     return ApiError(400, message, param=param)
 
 
+def _first_word(message: str) -> str | None:
+    """What is said of several fields together begins with the one to change."""
+    found = re.match(r"(?:Value error, )?([a-z_]+)\b", message)
+    return None if found is None else found[1]
+
+
 def _path(loc: tuple[int | str, ...]) -> str:
-    """``messages[0].content`` for a field inside of others."""
-    return "".join(f"[{i}]" if isinstance(i, int) else f".{i}" for i in loc).lstrip(".")
+    """``messages[0].content`` for a field inside of others; names of types are no part of it."""
+    last = len(loc) - 1
+    kept = [p for i, p in enumerate(loc) if i in (0, last) or isinstance(p, int) or _FIELD.match(p)]
+    return "".join(f"[{i}]" if isinstance(i, int) else f".{i}" for i in kept).lstrip(".")
 
 
 def _short(value: Any) -> str:

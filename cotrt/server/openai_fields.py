@@ -13,18 +13,19 @@ from cotrt.server.structured import GuidedFields
 
 
 class StreamOptions(RequestModel):
-    """What a stream carries besides the text."""
+    """What a stream carries besides the text. ``include_obfuscation`` is ignored."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: Any = None
 
 
 class OpenAIFields(GuidedFields):
     """What completions and chats have in common.
 
     ``user``, ``metadata``, ``store``, ``service_tier``, ``safety_identifier``,
-    ``prompt_cache_key``, ``prompt_cache_retention`` and ``request_id`` change no text and are
-    ignored. Every other field that is not named here is refused.
+    ``prompt_cache_key``, ``prompt_cache_retention``, ``prediction`` and ``request_id`` change no
+    text and are ignored. Every other field that is not named here is refused.
     """
 
     model: str | None = None
@@ -40,6 +41,7 @@ class OpenAIFields(GuidedFields):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
+    prediction: Any = None
     request_id: Any = None
 
     def check_outputs(self, num_prompts: int, options: ServerOptions) -> int:

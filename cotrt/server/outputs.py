@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 from cotrt.engine.state import GenerationState
@@ -33,15 +33,20 @@ class Piece:
     stop_reason: int | str | None = None
 
 
-async def read_pieces(generation: Generation) -> AsyncIterator[Piece]:
+async def read_pieces(generation: Generation, tags: Collection[str] = ()) -> AsyncIterator[Piece]:
     """All pieces of an output; the last one has the finish_reason.
+
+    Args:
+        generation: what makes it.
+        tags: special tokens that the text shows even where others are left out.
 
     Raises:
         CotrtError: what the work ended with.
     """
     runtime, state = generation._runtime, generation._state
     scored = state.params.logprobs is not None
-    seen = 0
+    text = runtime.stream_text(state, tags) if tags else None
+    seen, is_over = 0, False
     async for chunk in generation:
         ids = chunk.token_ids
         scores = []
@@ -49,8 +54,13 @@ async def read_pieces(generation: Generation) -> AsyncIterator[Piece]:
             given = state.scores[seen : seen + len(ids)]
             scores = [runtime.logprob_dict(i, score) for i, score in zip(ids, given)]
         seen += len(ids)
-        yield Piece(chunk.text, ids, scores, chunk.logprobs)
-    end = Piece("", [])
+        shown = chunk.text
+        if text is not None:
+            # The token that ends an output comes together with its end.
+            is_over = state.promise.done and seen == len(state.tokens)
+            shown = text.append(ids, is_over)
+        yield Piece(shown, ids, scores, chunk.logprobs)
+    end = Piece("" if text is None or is_over else text.append([], True), [])
     end.finish_reason, end.stop_reason = state.finish_reason, state.stop_reason
     yield end
 

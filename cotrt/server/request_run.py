@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from cotrt.engine.state import GenerationState
 from cotrt.server.admission import Ticket
+from cotrt.server.errors import blaming
 from cotrt.server.openai_fields import OpenAIFields
 from cotrt.server.service import Service
 from cotrt.server.wire import Emit, EventStream, Reply, while_connected
@@ -31,19 +32,27 @@ class RequestRun(Protocol):
 
 
 async def respond(
-    request: Request, service: Service, run: RequestRun, ticket: Ticket, *, stream: bool
+    request: Request, service: Service, run: RequestRun, ticket: Ticket, asked: OpenAIFields
 ) -> Response:
     """The answer; `run` is cleaned up and `ticket` released when it has ended, however it does."""
+
+    async def whole() -> dict[str, Any]:
+        with blaming(asked.names):
+            return await run.whole()
+
+    async def stream(emit: Emit) -> None:
+        with blaming(asked.names):
+            await run.stream(emit)
 
     def cleanup() -> None:
         run.cleanup()
         ticket.release()
 
-    if stream:
+    if asked.stream:
         timeout = service.options.write_timeout_s
-        return EventStream(run.stream, cleanup=cleanup, write_timeout_s=timeout)
+        return EventStream(stream, cleanup=cleanup, write_timeout_s=timeout)
     try:
-        return Reply(await while_connected(request.receive, run.whole))
+        return Reply(await while_connected(request.receive, whole))
     finally:
         cleanup()
 

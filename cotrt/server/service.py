@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from cotrt.server.branch_table import BranchTable, Lease
 from cotrt.server.errors import ApiError
 from cotrt.server.metrics import ServerMetrics
 from cotrt.server.options import ServerOptions
+from cotrt.server.thoughts import Thoughts
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class Service:
         branches: branches that live over HTTP.
         metrics: what /metrics tells.
         tool_style: how the model writes tool calls; None leaves them as text.
+        thoughts: whether the model thinks before it answers.
     """
 
     def __init__(self, llm: LLM, options: ServerOptions) -> None:
@@ -53,8 +55,15 @@ class Service:
         self.metrics = ServerMetrics(llm, self.names[0])
         self.branches = BranchTable(llm, options)
         self.tool_style = _tool_style(llm, options.tool_call_parser)
+        self.thoughts = Thoughts(llm.tokenizer, options.reasoning_parser)
         self.num_viewers = 0
         self._threads: anyio.CapacityLimiter | None = None
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Tokens of the model that are matched whole, by their spelling."""
+        tokenizer = self.runtime.tokenizer
+        return {} if tokenizer is None else tokenizer.added_ids
 
     def begin_draining(self) -> None:
         """Refuse new work, and end live pages."""

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from cotrt.options.sampling import StructuredOutputs
+from cotrt.program.tool_calls import CALL, CALL_END, PYTHON_TAG
+from cotrt.sampling.grammar import JSON_OPTIONS
+from cotrt.sampling.thoughts import tag_term
 from cotrt.server.errors import ApiError
 from cotrt.server.sampling_fields import RequestModel, SamplingFields, Text
+from cotrt.server.schemas import arguments_schema, closed
 
+_COMPACT = {"x-guidance": JSON_OPTIONS}
 _Choice = Annotated[list[Text], Field(min_length=1, max_length=4096)]
 
 
 class JsonSchemaFormat(RequestModel):
-    """OpenAI's ``json_schema``. ``strict`` makes no difference: the schema is always followed."""
+    """OpenAI's ``json_schema``. The schema is always followed; ``strict`` closes its objects."""
 
     name: Annotated[str, Field(max_length=256)] | None = None
     description: str | None = None
@@ -38,6 +43,7 @@ class StructuredFields(RequestModel):
     regex: Text | None = None
     choice: _Choice | None = None
     grammar: Text | None = None
+    thought: Literal["open", "optional"] | None = None
 
 
 class GuidedFields(SamplingFields):
@@ -49,6 +55,20 @@ class GuidedFields(SamplingFields):
     guided_regex: Text | None = None
     guided_choice: _Choice | None = None
     guided_grammar: Text | None = None
+
+    @property
+    def grammar_field(self) -> str:
+        """Which of the request's fields has its grammar."""
+        names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+        for name in ("structured_outputs", *names):
+            if getattr(self, name) is not None:
+                return name
+        return "response_format"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The request's own names for what errors blame by another; "": what it asks about."""
+        return {"structured_outputs": self.grammar_field}
 
     def grammar(self, max_chars: int) -> StructuredOutputs | None:
         """What the output must follow, or None.
@@ -65,7 +85,8 @@ class GuidedFields(SamplingFields):
                     "response_format: type json_schema needs json_schema",
                     param="response_format",
                 )
-            wanted.append({"json": form.json_schema.json_schema})
+            schema = form.json_schema.json_schema
+            wanted.append({"json": closed(schema) if form.json_schema.strict else schema})
         if form is not None and form.type == "json_object":
             wanted.append({"json": {"type": "object"}})
         if self.structured_outputs is not None:
@@ -82,7 +103,7 @@ class GuidedFields(SamplingFields):
                 400,
                 "give one of response_format, structured_outputs and the guided fields, not "
                 f"{len(wanted)}",
-                param="response_format",
+                param=self.grammar_field,
             )
         if not wanted:
             return None
@@ -90,18 +111,21 @@ class GuidedFields(SamplingFields):
         if size > max_chars:
             raise ApiError(
                 400,
-                f"a grammar of {size} characters, the limit is {max_chars}",
-                param="structured_outputs",
+                f"{self.grammar_field}: a grammar of {size} characters, the limit is {max_chars}",
+                param=self.grammar_field,
             )
         return StructuredOutputs(**wanted[0])
 
 
-def tool_grammar(style: str | None, tools: Sequence[dict[str, Any]]) -> StructuredOutputs:
+def tool_grammar(
+    style: str | None, tools: Sequence[dict[str, Any]], added_tokens: Mapping[str, int]
+) -> StructuredOutputs:
     """A grammar whose outputs are calls of these tools, as the model writes them.
 
     Args:
         style: "hermes" or "llama3_json".
         tools: as the template sees them; one of them is called.
+        added_tokens: of the tokenizer: tags that are tokens are written as such.
 
     Raises:
         ApiError: the server finds no tool calls in its model's text.
@@ -111,20 +135,22 @@ def tool_grammar(style: str | None, tools: Sequence[dict[str, Any]]) -> Structur
             400, "tool_choice: this server's --tool-call-parser is none", param="tool_choice"
         )
     key = "arguments" if style == "hermes" else "parameters"
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                key: tool["function"].get("parameters") or {"type": "object"},
-            },
-            "required": ["name", key],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    if style != "hermes":
-        return StructuredOutputs(json={"anyOf": calls})
-    schema = json.dumps({"anyOf": calls})
-    lark = f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {schema}\n'
-    return StructuredOutputs(grammar=lark)
+    rules = []
+    for index, tool in enumerate(tools):
+        name = json.dumps(tool["function"]["name"])
+        schema = {**arguments_schema(tool["function"].get("parameters")), **_COMPACT}
+        rules.append(f'call{index}: ({_heads(name, key)}) arguments{index} "}}"')
+        rules.append(f"arguments{index}: %json {json.dumps(schema)}")
+    calls = " | ".join(f"call{index}" for index in range(len(tools)))
+    if style == "hermes":
+        begin, end = tag_term(CALL, added_tokens), tag_term(CALL_END, added_tokens)
+        start = f'start: {begin} white ({calls}) white {end}\nwhite: "\\n"?'
+    else:
+        start = f"start: {tag_term(PYTHON_TAG, added_tokens)}? ({calls})"
+    return StructuredOutputs(grammar="\n".join((start, *rules)) + "\n")
+
+
+def _heads(name: str, key: str) -> str:
+    """How a call's object begins, with spaces and without."""
+    forms = (f'{{"name": {name}, "{key}": ', f'{{"name":{name},"{key}":')
+    return " | ".join(map(json.dumps, forms))

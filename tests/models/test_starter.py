@@ -310,3 +310,9 @@ def test_nothing_is_printed(pip: list[list[str]], capfd: pytest.CaptureFixture[s
     out, err = capfd.readouterr()
     assert out == ""
     assert "starter model" not in err
+
+
+def test_the_template_has_a_place_for_tools(smol: LoadedModel) -> None:
+    assert smol.tokenizer is not None
+    text = smol.tokenizer.render_chat([{"role": "user", "content": "Hi"}], tools=[{"name": "now"}])
+    assert '{"name": "now"}' in text and "named SmolLM" in text

@@ -256,7 +256,10 @@ def test_a_given_template_is_used_and_none_at_all_is_an_error(tmp_path: Path) ->
 
 
 def test_templates_are_found_wherever_a_folder_has_them(tmp_path: Path) -> None:
-    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    named = [
+        {"name": "default", "template": "D"},
+        {"name": "tool_use", "template": "T{% if tools %}{% endif %}"},
+    ]
     tokenizer = opened(byte_tokenizer(tmp_path, chat_template=named))
     messages = [{"role": "user", "content": "hi"}]
     assert tokenizer.render_chat(messages) == "D"

@@ -153,7 +153,8 @@ def test_calls_are_parsed_in_both_formats() -> None:
     ]
     for plain in ("", "The answer is 5.", '{"name": "Ann"}', '{"a": 1}', '{"name": ', "[1]"):
         assert parse_tool_calls(plain) == []
-    assert parse_tool_calls('{"name": "f", "parameters": {}} and more') == []
+    # A stream cannot know what follows, and whole texts are read as streams are.
+    assert parse_tool_calls('{"name": "f", "parameters": {}} and more') == [ToolCall("f", {})]
     for broken in ("<tool_call>", "<tool_call>[1]</tool_call>", '<tool_call>{"name": 3}'):
         assert parse_tool_calls(broken)[0].error
     assert parse_tool_calls('<tool_call>{"name": "f", "arguments": 3}')[0].error
@@ -181,6 +182,40 @@ def test_schemas_come_from_signatures() -> None:
     assert function["parameters"]["required"] == ["city"]
     assert function["parameters"]["properties"]["days"] == {"type": "integer"}
     json.dumps(function)
+
+
+DRAFT = '<tool_call>{"name": "note", "arguments": {"text": "draft"}}</tool_call>'
+CALL = '<tool_call>{"name": "note", "arguments": {"text": "real"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("turn", "noted", "answer"),
+    [
+        (f"<think>Maybe {DRAFT}.</think>\nNo.", [], "No."),
+        (f"<think>{DRAFT}</think>{CALL}", ["real"], "Done."),
+        (f"{DRAFT}</think>{CALL}", ["real"], "Done."),  # where the prompt has opened the thought
+        (f"{DRAFT}</think>So be it.", [], "So be it."),
+    ],
+)
+def test_calls_are_run_after_the_thought_only(turn: str, noted: list[str], answer: str) -> None:
+    opened = "" if turn.startswith("<think>") else "<think>\n"
+    prompt = f"Task?{opened}"
+    found: list[str] = []
+
+    def note(text: str) -> str:
+        found.append(text)
+        return "ok"
+
+    def next_probs(ids: list[int]) -> dict[int, float]:
+        text = "".join(map(chr, ids))
+        last = text.rpartition("ok\n")[2] if "ok\n" in text else ""
+        if "ok\n" in text:  # the next turn begins as the first did
+            return probabilities({f"{opened}Hm.</think>Done." if opened else "Done.": 1.0}, last)
+        return probabilities({turn: 1.0}, text.removeprefix(prompt))
+
+    with small_llm(ScriptedModel(next_probs, vocab_size=128, eos_token_id=0)) as llm:
+        result = run(search.run_agent, llm, prompt, [note], params=PARAMS)
+    assert found == noted and result.answer == answer
 
 
 @pytest.mark.slow

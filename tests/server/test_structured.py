@@ -128,7 +128,7 @@ def test_a_forced_tool_call_is_made(
         {"structured_outputs": {}},
         {"guided_regex": "a" * 70_000},
         {"guided_choice": []},
-        {"guided_regex": "a", "stop": ["b"]},
+        {"guided_regex": "a", "ignore_eos": True},
         {"tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "mul"}}},
     ],

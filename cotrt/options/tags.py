@@ -1,0 +1,3 @@
+"""The tags that reasoning models put around a thought."""
+
+THINK, THINK_END = "<think>", "</think>"
