@@ -32,6 +32,7 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "max_num_batched_tokens": (int, "tokens that one step computes at most"),
     "attention_backend": (str, "auto, reference, cpu or triton"),
     "logprobs_mode": (str, "raw or processed"),
+    "saved_key": (str, "file of the key that signs saved branches"),
 }
 _SWITCHES = {
     "enable_prefix_caching": "reuse KV of earlier prompts",

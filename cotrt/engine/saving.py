@@ -114,6 +114,11 @@ class Snapshot:
             for held in self._held:
                 self._engine.discard(held.fork)
 
+    @property
+    def is_our_own(self) -> bool:
+        """All KV was computed here, or loaded from a file that this installation wrote."""
+        return all(held.fork.root is self._engine.tree.root for held in self._held)
+
     def branches(self) -> list[SavedBranch]:
         """The branches as a file holds them."""
         made = []
@@ -347,7 +352,10 @@ def _common_length(child: TokenSpan, parent: TokenSpan) -> int:
 
 
 def restore(
-    engine: Engine, branches: Sequence[SavedBranch], source: SavedSource | None
+    engine: Engine,
+    branches: Sequence[SavedBranch],
+    source: SavedSource | None,
+    private_key: bytes | None = None,
 ) -> list[TokenSequence]:
     """Sequences of a file's branches, in its order; the first is a root.
 
@@ -356,15 +364,18 @@ def restore(
 
     Args:
         source: has their KV, which is loaded when it is needed; None for tokens alone.
+        private_key: the key before the source's first block, where its KV is for these branches
+            and their forks alone.
 
     Raises:
         SavedBranchError: structured outputs that are none.
     """
     grammars = [_grammar_of(branch) for branch in branches]
     made: list[TokenSequence] = []
+    root = None if private_key is None else engine.tree.new_private_root(private_key)
     for branch, grammar in zip(branches, grammars):
         parent = made[branch.parent] if branch.parent >= 0 else None
-        seq = engine.table.new_saved(branch.seed, branch.fork_number, branch.shared, parent)
+        seq = engine.table.new_saved(branch.seed, branch.fork_number, branch.shared, parent, root)
         seq.span.ids += branch.tokens.tolist()
         seq.span.logprobs += [None if v != v else v for v in branch.logprobs.tolist()]
         seq.span.sampled += branch.sampled.tobytes()

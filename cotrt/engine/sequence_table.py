@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotrt.engine.handle_ref import HandleRef
 from cotrt.engine.outcomes import Outcomes
@@ -16,6 +16,9 @@ from cotrt.tree.leases import give_lease
 from cotrt.tree.schedule.scheduler import Scheduler
 from cotrt.tree.sequence import Sequence
 from cotrt.tree.tokens import TokenSpan
+
+if TYPE_CHECKING:
+    from cotrt.tree.node import Node
 
 
 class SequenceTable:
@@ -81,17 +84,20 @@ class SequenceTable:
             self._tree.fork_tip(seq, child)
             self._tree.truncate_tip(child, length)
         else:  # a closed parent that lives on for its descendants holds no KV
-            child.node = self._tree.root
+            child.node = child.root
             self._tree.attach(child)
         self._scheduler.add_sequence(child)
         seq.adopt_child(child)
         return child
 
-    def new_saved(self, seed: int, number: int, length: int, parent: Sequence | None) -> Sequence:
+    def new_saved(
+        self, seed: int, number: int, length: int, parent: Sequence | None, root: Node | None = None
+    ) -> Sequence:
         """A sequence of a saved branch, without KV: a root, or a child of `parent`.
 
         Args:
             seed: its own; number: its fork number; length: tokens that it has of its parent's.
+            root: of the tree, below which its KV lies; None: that of all.
         """
         if parent is None:
             number = self._num_roots
@@ -99,7 +105,7 @@ class SequenceTable:
         seq = Sequence(
             next(self._ids),
             TokenSpan() if parent is None else parent.span.child(length),
-            self._tree.root,
+            root or (self._tree.root if parent is None else parent.root),
             seed=seed,
             parent=parent,
             number=number,

@@ -6,7 +6,7 @@ import math
 import numbers
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cotrt.errors import InvalidRequestError
@@ -66,6 +66,9 @@ class EngineConfig:
             a GPU with the Triton kernels.
         enforce_eager: True never captures CUDA graphs.
         logprobs_mode: "raw" (before penalties, masks and temperature) or "processed".
+        saved_key: signs saved branches, and says whose KV is shared with other prompts: at least 16
+            bytes, or a file that holds them; the key of this installation, in ``$COTRT_HOME``,
+            when None.
 
     Raises:
         InvalidRequestError: an option of the wrong type or out of its range, two that exclude
@@ -99,6 +102,7 @@ class EngineConfig:
     deterministic: bool = False
     enforce_eager: bool = False
     logprobs_mode: str = "raw"
+    saved_key: bytes | str | os.PathLike[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_model()
@@ -260,8 +264,24 @@ class EngineConfig:
                 "False: nothing would be read from it; leave one of them out"
             )
 
+    def _check_saved_key(self) -> None:
+        key = self.saved_key
+        if key is None or (isinstance(key, bytes) and len(key) >= 16):
+            return
+        if isinstance(key, bytes):
+            raise InvalidRequestError(
+                f"saved_key has {len(key)} bytes: must have at least 16; secrets.token_bytes(32) "
+                "makes one"
+            )
+        path = os.fspath(key) if isinstance(key, (str, os.PathLike)) else ""
+        if not path or "\0" in os.fsdecode(path):
+            raise InvalidRequestError(
+                f"saved_key: must be bytes, a file's path or None, not {type(key).__name__}"
+            )
+
     def _check_together(self) -> None:
         self._check_folders()
+        self._check_saved_key()
         if (
             self.kv_cache_memory_bytes is not None
             and self.gpu_memory_utilization != _DEFAULT_GPU_MEMORY_UTILIZATION

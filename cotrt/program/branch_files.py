@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from cotrt.errors import InvalidRequestError, SavedBranchError
@@ -37,6 +38,7 @@ def save(branch: Branch, path: Any, *, subtree: bool) -> None:
         snapshot = Snapshot(engine, branch._seq, subtree=subtree)
     try:
         branches = snapshot.branches()
+        key = runtime.saved_key() if snapshot.is_our_own else None
         with engine.lock:
             planned = snapshot.planned()
         with SavedWriter(
@@ -46,6 +48,7 @@ def save(branch: Branch, path: Any, *, subtree: bool) -> None:
             shape=engine.model.kv_shape,
             fingerprint=engine.model.fingerprint,
             computed_under=computed_under(engine.model),
+            key=key,
         ) as writer:
             snapshot.write(writer, planned)
     finally:
@@ -67,19 +70,26 @@ def load(runtime: Runtime, path: Any, kv: Any) -> Branch:
         )
     runtime.check()
     warn_inside_loop()
-    file, source = SavedFile(name), None
+    file, source, private = SavedFile(name), None, None
     try:
         if kv == "auto":
             _check_model(runtime, file)
         _check_tokens(runtime, file)
         engine = runtime.engine
         if kv == "auto" and file.chunks and _has_the_same_bits(runtime, file):
+            key = runtime.saved_key()
+            if key is None or not file.is_signed_by(key):
+                # Anybody may have written it: its KV is for these branches and their forks alone.
+                private = secrets.token_bytes(32)
             source = SavedSource(
-                file, name=kv_name(engine.model), block_size=engine.tree.block_size
+                file,
+                name=kv_name(engine.model),
+                block_size=engine.tree.block_size,
+                first=private,
             )
         with engine.lock:
             runtime.check()
-            sequences = restore(engine, file.branches, source)
+            sequences = restore(engine, file.branches, source, private)
             made = [
                 Branch(runtime, seq)
                 for seq, saved in zip(sequences, file.branches)

@@ -16,6 +16,7 @@ from cotrt.options.sampling import BeamSearchParams, SamplingParams
 from cotrt.outputs import BeamSearchOutput, MemoryStats, RequestOutput
 from cotrt.program.branch import Branch
 from cotrt.program.runtime import Runtime
+from cotrt.program.saved_key import read_saved_key
 from cotrt.program.submission import ChatPrompt, Prompt, Submission, submit
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class LLM:
             num_threads, seed, max_model_len, block_size, kv_cache_dtype, gpu_memory_utilization,
             kv_cache_memory_bytes, swap_space, disk_space, disk_dir, prefix_cache_dir,
             max_num_seqs, max_num_batched_tokens, enable_prefix_caching, attention_backend,
-            deterministic, enforce_eager, logprobs_mode: as `cotrt.options.engine.EngineConfig` says
-            of each.
+            deterministic, enforce_eager, logprobs_mode, saved_key: as
+            `cotrt.options.engine.EngineConfig` says of each.
 
     Raises:
         ModelLoadError: the model is missing, broken, gated or not supported.
@@ -77,10 +78,13 @@ class LLM:
         deterministic: bool = False,
         enforce_eager: bool = False,
         logprobs_mode: str = "raw",
+        saved_key: bytes | str | os.PathLike[str] | None = None,
     ) -> None:
         options = dict(locals())
         del options["self"]
         config = EngineConfig(**options)
+        if config.saved_key is not None:
+            read_saved_key(config.saved_key)  # a file that is not there is told before all else
         device = config.resolve_device()
         if isinstance(model, (str, os.PathLike)):
             step_model, reader, eos_ids, defaults = _load(config, device)
@@ -119,6 +123,7 @@ class LLM:
             eos_ids=eos_ids,
             defaults=defaults,
             max_model_len=pool.max_model_len,
+            saved_key=config.saved_key,
         )
         self.config = config
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from cotrt.errors import (
 from cotrt.options.numbers import plain_ints
 from cotrt.options.sampling import SamplingParams, StructuredOutputs
 from cotrt.outputs import CompletionOutput
+from cotrt.program.saved_key import read_saved_key
 from cotrt.sampling.seeds import normalize_seed
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Runtime:
         eos_ids: frozenset[int],
         defaults: Mapping[str, Any],
         max_model_len: int,
+        saved_key: bytes | str | os.PathLike[str] | None = None,
     ) -> None:
         self.engine = engine
         self.driver = Driver(engine)
@@ -71,6 +74,15 @@ class Runtime:
         self.max_model_len = max_model_len
         self.vocab_size = engine.model.vocab_size
         self._grammars: GrammarCompiler | None = None
+        self._saved_key = saved_key
+
+    def saved_key(self) -> bytes | None:
+        """The key that signs saved branches; None where there can be none.
+
+        Raises:
+            InvalidRequestError: the file that was named for it cannot be read any more.
+        """
+        return read_saved_key(self._saved_key)
 
     def check(self) -> None:
         """Raise EngineDeadError if nothing can run any more."""

@@ -8,6 +8,7 @@ describes the tensors for other readers.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ SMALL_TENSORS = {
 }
 CHECKSUM_BYTES = 32  # SHA-256
 
-_NO_DIGEST = "0" * 64
+_NO_DIGEST = NO_SIGNATURE = "0" * 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,10 +178,14 @@ def entries(
 
 
 def header(
-    tensors: Sequence[Entry], metadata: Mapping[str, str], digest: str = _NO_DIGEST
+    tensors: Sequence[Entry],
+    metadata: Mapping[str, str],
+    digest: str = _NO_DIGEST,
+    signature: str = "",
 ) -> bytes:
-    """The header's JSON, ``__metadata__`` with the digest first."""
-    table: dict[str, Any] = {"__metadata__": {**metadata, "digest": digest}}
+    """The header's JSON; ``__metadata__`` with digest and signature, if there is one."""
+    signed = {"signature": signature} if signature else {}
+    table: dict[str, Any] = {"__metadata__": {**metadata, "digest": digest, **signed}}
     offset = 0
     for name, dtype, shape in tensors:
         size = Entry(name, dtype, shape).num_bytes
@@ -204,9 +209,16 @@ def digest(raw: bytes, small: Iterable[bytes]) -> str:
     return found.hexdigest()
 
 
-def without_digest(raw: bytes, found: str) -> bytes:
-    """A header as it was hashed: zeros in place of the digest."""
-    return raw.replace(f'"digest":"{found}"'.encode(), f'"digest":"{_NO_DIGEST}"'.encode(), 1)
+def without_digest(raw: bytes, found: str, signature: str = "") -> bytes:
+    """A header as it was hashed: zeros in place of the digest and of the signature."""
+    for name, value in (("digest", found), ("signature", signature)):
+        raw = raw.replace(f'"{name}":"{value}"'.encode(), f'"{name}":"{NO_SIGNATURE}"'.encode(), 1)
+    return raw
+
+
+def sign(key: bytes, found: str) -> str:
+    """HMAC-SHA256 of a digest, and so of all that it covers, in hexadecimal."""
+    return hmac.new(key, f"{FORMAT} {found}".encode(), "sha256").hexdigest()
 
 
 def metadata(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import hmac
 import io
 import json
 import os
@@ -64,6 +65,10 @@ class SavedFile:
     @property
     def chunks(self) -> Sequence[Chunk]:
         return self._chunks
+
+    def is_signed_by(self, key: bytes) -> bool:
+        """Whether somebody who has the key wrote all that is in the file."""
+        return hmac.compare_digest(layout.sign(key, self._digest), self._signature)
 
     def kv_stop(self, branch: int, start: int, limit: int) -> int:
         """The first position from `start` on whose KV is not in the file, at most `limit`.
@@ -177,7 +182,8 @@ class SavedFile:
         data = self._read_small(small, ends)
         digest = metadata["digest"]
         ordered = [data[entry.name] for entry in entries if entry.name in small]
-        if layout.digest(layout.without_digest(raw, digest), ordered) != digest:
+        signature = metadata.get("signature", "")
+        if layout.digest(layout.without_digest(raw, digest, signature), ordered) != digest:
             self._refuse("damaged: header and tokens do not agree with their checksum")
         self._take(metadata, data)
         self._check_layout(entries, ends, len(data["notes"]))
@@ -226,8 +232,9 @@ class SavedFile:
                 f"version {layout.VERSION!r}: load it with the version that wrote it"
             )
         wanted = layout.metadata(0, 0, 0, "", KVShape(1, 1, 1, 1, "int32"))
-        if set(found) - {"computed_under"} != {*wanted, "digest"}:
-            wrong = sorted((set(found) - {"computed_under"}) ^ {*wanted, "digest"})[0]
+        optional = {"computed_under", "signature"}
+        if set(found) - optional != {*wanted, "digest"}:
+            wrong = sorted((set(found) - optional) ^ {*wanted, "digest"})[0]
             self._refuse(f"metadata {wrong!r:.60} is missing, or does not belong here")
         for name, value in found.items():
             if type(value) is not str or len(value) > layout.MAX_FINGERPRINT:
@@ -315,6 +322,7 @@ class SavedFile:
         number("notes_bytes", len(data["notes"]), len(data["notes"]))
         self.fingerprint = metadata["fingerprint"]
         self.computed_under = metadata.get("computed_under", "")
+        self._digest, self._signature = metadata["digest"], metadata.get("signature", "")
         arrays: dict[str, npt.NDArray[Any]] = {
             name: np.frombuffer(data[name], layout.DTYPES[dtype])
             for name, dtype in layout.SMALL_TENSORS.items()

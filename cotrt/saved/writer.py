@@ -27,6 +27,7 @@ class SavedWriter:
         shape: layout of the KV.
         fingerprint: of the model.
         computed_under: what else decides the bits of the KV; empty where they are not promised.
+        key: signs the file; None leaves it unsigned.
 
     Raises:
         SavedBranchError: the path cannot be written.
@@ -43,7 +44,9 @@ class SavedWriter:
         shape: KVShape,
         fingerprint: str,
         computed_under: str = "",
+        key: bytes | None = None,
     ) -> None:
+        self._key = key
         self._branches = branches
         self._shape = shape
         self._num_tokens = sum(len(branch.tokens) for branch in branches)
@@ -63,7 +66,10 @@ class SavedWriter:
         )
         self._chunks: list[Chunk] = []
         self._checksums: list[bytes] = []
-        most_header = layout.header(self._entries(planned), self._metadata)
+        self._unsigned = "" if key is None else layout.NO_SIGNATURE
+        most_header = layout.header(
+            self._entries(planned), self._metadata, signature=self._unsigned
+        )
         self._header_bytes = -(-(8 + len(most_header)) // 64) * 64 - 8
         total = 8 + self._header_bytes
         total += sum(entry.num_bytes for entry in self._entries(planned))
@@ -124,9 +130,10 @@ class SavedWriter:
         for data in back:
             self._file.write(data)
         entries = self._entries(self._chunks)
-        raw = self._pad(layout.header(entries, self._metadata))
+        raw = self._pad(layout.header(entries, self._metadata, signature=self._unsigned))
         digest = layout.digest(raw, [*self._hash_of_front, *back])
-        raw = self._pad(layout.header(entries, self._metadata, digest))
+        signature = "" if self._key is None else layout.sign(self._key, digest)
+        raw = self._pad(layout.header(entries, self._metadata, digest, signature))
         self._file.write_at(0, len(raw).to_bytes(8, "little") + raw)
         self._file.commit()
 
@@ -162,9 +169,10 @@ def write(
     shape: KVShape,
     fingerprint: str,
     computed_under: str = "",
+    key: bytes | None = None,
 ) -> None:
     """Write a file whose KV is all at hand; as `SavedWriter`."""
-    options: dict[str, Any] = {"shape": shape, "fingerprint": fingerprint}
+    options: dict[str, Any] = {"shape": shape, "fingerprint": fingerprint, "key": key}
     options["computed_under"] = computed_under
     with SavedWriter(path, branches, planned=[chunk for chunk, _ in kv], **options) as writer:
         for chunk, record in kv:

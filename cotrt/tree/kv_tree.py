@@ -26,7 +26,11 @@ class KVTree:
     once; ``num_live`` is the number of tips and live children that can be named; no two children
     of a node share their first block's tokens; an ancestor is never evicted before a descendant.
 
+    KV that not everybody may have lies below a root of its own (`new_private_root`): a sequence
+    matches, and is matched by, those of its own root only.
+
     Attributes:
+        root: of all others.
         uncopied: copies that the step being scheduled will make before its rows, destination to
             source. Until then what a destination is to hold is in its source.
     """
@@ -35,6 +39,7 @@ class KVTree:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, block_size)
         self.root = Node(None, 0)
+        self._private_roots: list[Node] = []
         self.clock = 0
         self.version = 0  # grows when a tail becomes shared or a block is exchanged
         self.uncopied: dict[int, int] = {}
@@ -44,6 +49,21 @@ class KVTree:
         self._cold = ColdLeaves(num_blocks)
 
     # ---- tips ---------------------------------------------------------------------------------
+
+    def new_private_root(self, key: bytes) -> Node:
+        """A root that nobody else's tokens are matched below; it lasts while it holds anything.
+
+        Args:
+            key: before its first block, in place of the tree's own (`record_keys.root_key`).
+        """
+        made = Node(None, 0)
+        made.record_keys.append(key)
+        self._private_roots.append(made)
+        return made
+
+    def _drop_empty_root(self, root: Node) -> None:
+        if root is not self.root and not root.num_live and not root.children:
+            self._private_roots.remove(root)
 
     def attach(self, seq: Sequence) -> None:
         """Make `seq`, whose ``node`` is set, a tip of that node."""
@@ -62,21 +82,24 @@ class KVTree:
         child.hash, child.hash_length = source.hash, source.hash_length
 
     def release(self, seq: Sequence, *, pruned: bool = False) -> None:
-        """Drop all of `seq`'s KV; its tip goes back to the root of the tree."""
+        """Drop all of `seq`'s KV; its tip goes back to its root."""
         for block in seq.private:
             self.pool.release(block)
         seq.private = []
         seq.private_len = 0
         seq.hash = seq.hash_length = 0
         node = seq.node
-        if node is not self.root:
-            self._add_tip(seq, self.root)
+        if node is not seq.root:
+            self._add_tip(seq, seq.root)
             self._drop_tip(seq, node, pruned)
 
     def detach(self, seq: Sequence, *, pruned: bool = False) -> None:
         """`release`, and forget the sequence."""
         self.release(seq, pruned=pruned)
-        self.root.tips.pop(seq, None)
+        root = seq.root
+        del root.tips[seq]
+        root.num_live -= 1
+        self._drop_empty_root(root)
 
     def truncate_tip(self, seq: Sequence, length: int) -> None:
         """Cut the KV to its first `length` tokens; inside a sealed block the tail is a view."""
@@ -142,7 +165,7 @@ class KVTree:
             node = node.parent
 
     def _drop(self, node: Node | None, pruned: bool) -> None:
-        while node is not None and node is not self.root:
+        while node is not None and node.parent is not None:
             node.num_live -= 1
             if node.num_live > 0:
                 return
@@ -156,8 +179,9 @@ class KVTree:
             if not node.children:
                 self._cold.push(node)
             node = node.parent
-        if node is self.root:
+        if node is not None:
             node.num_live -= 1
+            self._drop_empty_root(node)
 
     # ---- writing ------------------------------------------------------------------------------
 
@@ -244,7 +268,7 @@ class KVTree:
             self.version += 1
             return
         self.pool.seal(block)
-        if node.num_live == 1 and not node.children and node is not self.root:
+        if node.num_live == 1 and not node.children and node.parent is not None:
             node.blocks.append(block)
             node.keys.append(key)
             node.end += self.block_size
@@ -362,16 +386,22 @@ class KVTree:
             parent = node.parent
             assert parent is not None
             parent.remove_child(key)
-            if parent is not self.root and not parent.num_live and not parent.children:
+            if parent.parent is None:
+                self._drop_empty_root(parent)
+            elif not parent.num_live and not parent.children:
                 self._cold.push(parent)
 
     # ---- looking inside -----------------------------------------------------------------------
+
+    def roots(self) -> list[Node]:
+        """The root of all, and the private ones."""
+        return [self.root, *self._private_roots]
 
     def path(self, seq: Sequence) -> list[Node]:
         """Nodes from the root (left out) to the tip."""
         nodes = []
         node: Node | None = seq.node
-        while node is not None and node is not self.root:
+        while node is not None and node.parent is not None:
             nodes.append(node)
             node = node.parent
         nodes.reverse()
@@ -385,14 +415,15 @@ class KVTree:
         """Blocks that nobody but `seq` holds."""
         alone = sum(1 for b in seq.private if self.pool.holders[b] == 1)
         node: Node | None = seq.node
-        while node is not None and node is not self.root and node.num_live == 1:
+        while node is not None and node.parent is not None and node.num_live == 1:
             alone += len(node.blocks)
             node = node.parent
         return alone
 
     def nodes(self) -> list[Node]:
-        """Every node but the root."""
-        found, stack = [], list(self.root.children.values())
+        """Every node but the roots."""
+        found = []
+        stack = [child for root in self.roots() for child in root.children.values()]
         while stack:
             node = stack.pop()
             found.append(node)

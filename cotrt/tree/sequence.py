@@ -31,6 +31,7 @@ class Sequence:
         id: unique in the engine, growing.
         span: the tokens; ``length`` of them.
         node: the tree node in which the shared, sealed part of the KV ends.
+        root: the root that it lies below; forks have their parent's.
         private: blocks after the node's end, in order of position.
         private_len: computed tokens in `private`.
         parent: the sequence it was forked from, or None.
@@ -82,6 +83,7 @@ class Sequence:
         "private",
         "private_len",
         "pruned",
+        "root",
         "seed",
         "span",
         "sweep_at",
@@ -102,6 +104,7 @@ class Sequence:
         self.id = number_in_engine
         self.span = span
         self.node = node
+        self.root: Node = node if parent is None else parent.root
         self.private: list[int] = []
         self.private_len = 0
         self.parent = parent

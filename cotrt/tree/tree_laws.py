@@ -19,7 +19,7 @@ def check_tree(tree: KVTree, sequences: SequenceABC[Sequence]) -> None:
         sequences: every sequence that was attached and not detached.
     """
     holders, sealed = [0] * tree.pool.num_blocks, set[int]()
-    paths: dict[Node, list[int]] = {tree.root: []}
+    paths: dict[Node, list[int]] = {root: [] for root in tree.roots()}
     for node in tree.nodes():  # parents first
         assert node.parent is not None
         paths[node] = paths[node.parent] + [token for ids in node.keys for token in ids]
@@ -34,6 +34,14 @@ def check_tree(tree: KVTree, sequences: SequenceABC[Sequence]) -> None:
         )
         ids = seq.ids(0, seq.node.end)
         assert paths.get(seq.node) == ids, f"sequence {seq.id}: path and tokens differ"
+        top = seq.node
+        while top.parent is not None:
+            top = top.parent
+        assert top is seq.root, f"sequence {seq.id} has KV below a root that is not its own"
+    for root in tree.roots():
+        live = len(root.tips) + sum(1 for child in root.children.values() if child.num_live)
+        assert root.num_live == live, f"a root's num_live is {root.num_live}, {live} can be named"
+        assert root is tree.root or live or root.children, "a private root that holds nothing"
     for node in tree.nodes():
         size = tree.block_size
         assert node.blocks and len(node.blocks) == len(node.keys)

@@ -60,6 +60,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "deterministic": False,
         "enforce_eager": False,
         "logprobs_mode": "raw",
+        "saved_key": None,
     }
 
 
@@ -89,6 +90,8 @@ def test_an_unknown_option_is_an_error() -> None:
         {"disk_space": 0},
         {"disk_space": 1.5, "disk_dir": Path("folder")},
         {"prefix_cache_dir": Path("folder")},
+        {"saved_key": b"k" * 16},
+        {"saved_key": Path("file")},
         {"prefix_cache_dir": "folder", "disk_space": 1},
         {"swap_space": 4, "device": "cuda"},
         {"gpu_memory_utilization": 1},
@@ -152,6 +155,9 @@ def test_allowed(options: dict[str, Any]) -> None:
         ({"disk_dir": 3, "disk_space": 1}, "disk_dir=3"),
         ({"prefix_cache_dir": "a\0b"}, "must be a folder's path"),
         ({"prefix_cache_dir": ""}, "prefix_cache_dir=''"),
+        ({"saved_key": b"short"}, "has 5 bytes"),
+        ({"saved_key": ""}, "must be bytes, a file's path or None"),
+        ({"saved_key": 7}, "not int"),
         ({"disk_dir": "folder"}, "disk_dir='folder' with disk_space=0"),
         ({"disk_dir": "a", "disk_space": 1, "prefix_cache_dir": "b"}, "leave disk_dir out"),
         ({"prefix_cache_dir": "a", "enable_prefix_caching": False}, "nothing would be read"),

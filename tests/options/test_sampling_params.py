@@ -169,8 +169,13 @@ def test_replace_checks_and_keeps_the_rest() -> None:
 
 
 def test_structured_outputs_do_not_go_with_what_could_cut_them_short() -> None:
-    message = refused(structured_outputs=StructuredOutputs(regex="a+"), stop="b", ignore_eos=True)
-    assert "structured_outputs" in message and "stop, ignore_eos" in message
+    grammar = StructuredOutputs(regex="a+")
+    message = refused(structured_outputs=grammar, ignore_eos=True)
+    assert "structured_outputs" in message and "ignore_eos" in message
+    message = refused(structured_outputs=grammar, allowed_token_ids=[1])
+    assert "structured_outputs" in message and "allowed_token_ids" in message
+    beside = SamplingParams(structured_outputs=grammar, stop="b", stop_token_ids=[3])
+    assert beside.stop == ("b",)  # it cuts nothing inside the grammar
 
 
 def test_structured_outputs_name_exactly_one_grammar() -> None:

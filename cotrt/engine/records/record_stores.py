@@ -19,6 +19,7 @@ from cotrt.engine.model import RecordCopy, StepModel, is_asynchronous
 from cotrt.engine.records.disk_store import DiskStore
 from cotrt.engine.records.host_store import HostStore
 from cotrt.engine.records.readahead import Readahead
+from cotrt.errors import SavedBranchError
 from cotrt.plan import UInt8
 from cotrt.tree.tiers.tier_costs import TierCosts
 from cotrt.tree.tiers.tiers import Store
@@ -171,7 +172,9 @@ class RecordStores:
             if disk is not None and key in disk:
                 self._ahead.request(key, "disk", partial(disk.read, key))
             elif source is not None:
-                self._ahead.request(key, "source", partial(_read_source, *source))
+                self._ahead.request(
+                    key, "source", partial(_read_source, *source, self._shape.dtype)
+                )
             else:  # it is gone: a load learns that at once
                 self._ahead.request(key, "disk", lambda: None)
 
@@ -279,7 +282,7 @@ class RecordStores:
             record = None if self.disk is None else self.disk.read(key)
             if record is None:
                 source = self._source_of(key)
-                record = None if source is None else _read_source(*source)
+                record = None if source is None else _read_source(*source, self._shape.dtype)
         except Exception as error:  # of a source: its file is not what it was
             logger.warning("a KV record cannot be read: %s", error)
             return None
@@ -334,5 +337,30 @@ class RecordStores:
             self.disk.check_invariants()
 
 
-def _read_source(source: RecordSource, handle: Any) -> UInt8:
-    return np.frombuffer(source.read(handle), np.uint8)
+def _read_source(source: RecordSource, handle: Any, dtype: str) -> UInt8:
+    """A source's record.
+
+    Raises:
+        SavedBranchError: it is not what it was, or its KV is not finite: one NaN would reach every
+            token that comes after.
+    """
+    record = np.frombuffer(source.read(handle), np.uint8)
+    if not _is_finite(record, dtype):
+        raise SavedBranchError("the KV in the file is not finite: it is computed again")
+    return record
+
+
+# Bits of a number's exponent, all of which are set where it is not finite.
+_EXPONENTS = {
+    "bfloat16": ("<u2", 0x7F80),
+    "float16": ("<u2", 0x7C00),
+    "float32": ("<u4", 0x7F800000),
+}
+
+
+def _is_finite(record: UInt8, dtype: str) -> bool:
+    """Whether no number of a record is NaN or infinite."""
+    if dtype not in _EXPONENTS:
+        return True
+    kind, exponent = _EXPONENTS[dtype]
+    return not bool(((record.view(kind) & exponent) == exponent).any())

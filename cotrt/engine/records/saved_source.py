@@ -33,19 +33,23 @@ class SavedSource:
     Args:
         file: the file.
         name: of the model's KV, as `kv_name`; the file's is of that name.
+        first: the key before the first block, one that nobody else has where what the file has is
+            not for everybody; None: that of the name (`root_key`).
         block_size: tokens a block of this engine.
 
     Attributes:
         num_covered: by branch, leading tokens whose KV is in the file without a gap.
     """
 
-    def __init__(self, file: SavedFile, *, name: str, block_size: int) -> None:
+    def __init__(
+        self, file: SavedFile, *, name: str, block_size: int, first: bytes | None = None
+    ) -> None:
         self._file = file
         self._size = block_size
         self._paths = _Paths(file)
         self._keys: dict[bytes, Part] = {}
         self.num_covered = [0] * len(file.branches)
-        self._name_all(root_key(name, block_size))
+        self._name_all(first or root_key(name, block_size))
 
     def keys(self) -> Mapping[bytes, Part]:
         """Every block, and every tail at which KV in the file ends, by its key."""

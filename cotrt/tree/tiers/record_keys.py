@@ -45,7 +45,7 @@ def node_keys(node: Node, first: bytes) -> list[bytes]:
 
     Args:
         node: not the tree's root.
-        first: `root_key` of the tree.
+        first: `root_key` of the tree; a private root has one of its own.
     """
     chain = []
     at: Node | None = node
@@ -56,7 +56,7 @@ def node_keys(node: Node, first: bytes) -> list[bytes]:
         if not each.record_keys:
             parent = each.parent
             assert parent is not None
-            key = first if parent.parent is None else parent.record_keys[-1]
+            key = parent.record_keys[-1] if parent.record_keys else first
         else:
             key = each.record_keys[-1]
         for ids in each.keys[len(each.record_keys) :]:
@@ -66,8 +66,10 @@ def node_keys(node: Node, first: bytes) -> list[bytes]:
 
 
 def end_key(node: Node, first: bytes) -> bytes:
-    """The key of a node's last block; `first` for the tree's root."""
-    return first if node.parent is None else node_keys(node, first)[-1]
+    """The key of a node's last block; `first` for the tree's root, its own for a private one."""
+    if node.parent is None:
+        return node.record_keys[-1] if node.record_keys else first
+    return node_keys(node, first)[-1]
 
 
 def _hash(data: bytes) -> bytes:
