@@ -14,7 +14,8 @@ from cotrt.options.sampling import SamplingParams
 from cotrt.options.tags import THINK
 from cotrt.program.branch import Branch
 from cotrt.program.llm import LLM
-from cotrt.program.tool_calls import TAGS, Reply, is_opened, read_reply
+from cotrt.program.reply_parser import TAGS, is_opened
+from cotrt.program.tool_calls import Reply, read_reply
 from cotrt.search.access import tokenizer_of
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import check_int
