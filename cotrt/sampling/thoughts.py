@@ -61,7 +61,7 @@ class ThoughtGrammar:
         self.thought = compile_source(_joined(f"start: thought\n{thought}"))
         self.start, self.opening = self.inside, None
         if not is_open:
-            first = f"start: open {answer} | white @answer\n{head}"
+            first = f"start: open {answer} | @answer\n{head}"
             self.start = compile_source(_joined(first, source))
             self.opening = compile_source(_joined(f"start: open rest\nrest: /(?s:.*)/\n{head}"))
         ends = {added[tag] for tag in (THINK, THINK_END) if tag in added}

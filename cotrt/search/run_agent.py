@@ -14,7 +14,8 @@ from cotrt.options.sampling import SamplingParams
 from cotrt.options.tags import THINK
 from cotrt.program.branch import Branch
 from cotrt.program.llm import LLM
-from cotrt.program.tool_calls import TAGS, Reply, is_opened, read_reply
+from cotrt.program.reply_parser import TAGS, is_opened
+from cotrt.program.tool_calls import Reply, read_reply
 from cotrt.search.access import tokenizer_of
 from cotrt.search.budget import Budget
 from cotrt.search.callbacks import check_int
@@ -138,10 +139,8 @@ async def run_agent(
                 break
             turn = session.follow(observation)
     final = last if last is not None and last.kind == "step" else None
-    found = None
-    if final is not None and extract is None:
-        found = content
-    result = await session.finish([last] if last is not None else [], best=last, answer=found)
+    found = {"answer": content} if final is not None and extract is None else {}
+    result = await session.finish([last] if last is not None else [], best=last, **found)
     if final is None or (session.stopped_by == "max_steps"):
         result.answer = None
     return result

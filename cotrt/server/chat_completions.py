@@ -13,7 +13,7 @@ from starlette.responses import Response
 from cotrt.options.sampling import SamplingParams
 from cotrt.options.tags import THINK, THINK_END
 from cotrt.program.handle import Generation
-from cotrt.program.tool_calls import CALL, CALL_END, PYTHON_TAG, ReplyParser
+from cotrt.program.reply_parser import CALL, CALL_END, PYTHON_TAG, ReplyParser
 from cotrt.server.chat_request import ChatRequest
 from cotrt.server.chat_text import ChatText, message_of
 from cotrt.server.errors import blaming

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cotrt.program.tool_calls import CallDelta, Event, ReplyParser, Thought
+from cotrt.program.reply_parser import CallDelta, Event, ReplyParser, Thought
 
 
 class ChatText:

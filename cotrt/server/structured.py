@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cotrt.options.sampling import StructuredOutputs
-from cotrt.program.tool_calls import CALL, CALL_END, PYTHON_TAG
+from cotrt.program.reply_parser import CALL, CALL_END, PYTHON_TAG
 from cotrt.sampling.grammar import JSON_OPTIONS
 from cotrt.sampling.thoughts import tag_term
 from cotrt.server.errors import ApiError

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from cotrt.errors import InvalidRequestError
 from cotrt.options.tags import THINK, THINK_END
-from cotrt.program.tool_calls import ReplyParser, is_opened
+from cotrt.program.reply_parser import ReplyParser, is_opened
 
 _PROBE = [{"role": "user", "content": "Hi"}]
 

@@ -168,14 +168,16 @@ def test_replace_checks_and_keeps_the_rest() -> None:
         params.replace(topp=0.5)
 
 
-def test_structured_outputs_do_not_go_with_what_could_cut_them_short() -> None:
-    grammar = StructuredOutputs(regex="a+")
-    message = refused(structured_outputs=grammar, ignore_eos=True)
-    assert "structured_outputs" in message and "ignore_eos" in message
-    message = refused(structured_outputs=grammar, allowed_token_ids=[1])
-    assert "structured_outputs" in message and "allowed_token_ids" in message
-    beside = SamplingParams(structured_outputs=grammar, stop="b", stop_token_ids=[3])
-    assert beside.stop == ("b",)  # it cuts nothing inside the grammar
+def test_structured_outputs_do_not_go_with_what_contradicts_them() -> None:
+    wanted = StructuredOutputs(regex="a+")
+    message = refused(structured_outputs=wanted, stop="b", ignore_eos=True)
+    assert "ignore_eos does not go with structured_outputs" in message
+    assert SamplingParams(structured_outputs=wanted, stop="b", bad_words=["c"]).stop == ("b",)
+
+
+def test_replace_knows_fields_by_the_names_that_they_are_given_by() -> None:
+    changed = StructuredOutputs(json={"type": "object"}).replace(thought="open")
+    assert changed == StructuredOutputs(json={"type": "object"}, thought="open")
 
 
 def test_structured_outputs_name_exactly_one_grammar() -> None:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from cotrt.program.tool_calls import CallDelta, Event, ReplyParser, Thought
+from cotrt.program.reply_parser import CallDelta, Event, ReplyParser, Thought
 
 STYLES = (None, "hermes", "llama3_json", "any")
 NUM_TEXTS = int(os.environ.get("COTRT_LONG_TESTS", "0")) * 1800 + 200

@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from reply_texts import NUM_TEXTS, STYLES, joined, random_reply, read
 
 from cotrt.program.call_scanner import CallScanner
-from cotrt.program.tool_calls import (
-    ReplyParser,
-    ToolCall,
-    new_call_id,
-    parse_tool_calls,
-    read_reply,
-)
+from cotrt.program.reply_parser import ReplyParser, new_call_id
+from cotrt.program.tool_calls import ToolCall, parse_tool_calls, read_reply
 
 NAMES = frozenset("fg")
 

@@ -173,3 +173,8 @@ def test_a_thought_is_optional_where_it_may_come() -> None:
         ids = [*map(ord, said), EOS]
         with made(lambda path, ids=ids: {ids[min(len(path) - 1, len(ids) - 1)]: 1.0}) as llm:
             assert texts(llm, 1, json=OBJECT, thought="optional") == [said]
+
+
+def test_without_a_thought_an_optional_one_adds_nothing(llm: LLM) -> None:
+    for text in texts(llm, 20, regex="[0-9]{4}", thought="optional"):
+        assert re.fullmatch("[0-9]{4}", text) or text.lstrip().startswith("<think>")
