@@ -139,7 +139,7 @@ async def run_agent(
                 break
             turn = session.follow(observation)
     final = last if last is not None and last.kind == "step" else None
-    found = {"answer": content} if final is not None and extract is None else {}
+    found: dict[str, Any] = {"answer": content} if final is not None and extract is None else {}
     result = await session.finish([last] if last is not None else [], best=last, **found)
     if final is None or (session.stopped_by == "max_steps"):
         result.answer = None
